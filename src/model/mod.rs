@@ -4,6 +4,7 @@
 pub mod adapter;
 pub mod bnb;
 mod checkpoint;
+mod compress;
 mod config;
 mod dense;
 pub mod names;
@@ -13,6 +14,7 @@ mod weight;
 
 pub use adapter::Adapter;
 pub use checkpoint::Checkpoint;
+pub use compress::{Compressed, Errors, LayerError, compress};
 pub use config::{Architecture, ModelConfig, RopeScaling, read_json};
 pub use dense::{write_config, write_dense};
 pub use names::{Norm, Projection};
