@@ -156,8 +156,8 @@ impl Job<'_> {
                     // The length of bitsandbytes' JSON depends on the digits of the mean scale.
                     self.cancel.check()?;
                     let weight = self.model.linear(prefix)?;
-                    let source = finite(prefix, &weight)?;
-                    let offset = nf4::nest(&nf4::quantize(source).absmax).offset;
+                    amax(prefix, &weight)?;
+                    let offset = nf4::nest(&nf4::absmax(floats(prefix, &weight)?)).offset;
                     let json = bnb::state_json([rows, cols], view.dtype, offset);
                     specs.extend(bnb::specs(prefix, [rows, cols], json.len()));
                 }
@@ -184,7 +184,7 @@ impl Job<'_> {
         for projection in group {
             let prefix = projection.prefix(layer);
             let weight = self.model.linear(&prefix)?;
-            let amax = finite(&prefix, &weight)?.amax()?;
+            let amax = amax(&prefix, &weight)?;
             joint = joint.max(amax);
             weights.push((prefix, weight, amax));
         }
@@ -255,11 +255,9 @@ impl Job<'_> {
     }
 }
 
-/// The weight's floats, all of them checked to be finite.
-fn finite<'a>(prefix: &str, weight: &'a Weight<'_>) -> Result<Source<'a>> {
-    let source = floats(prefix, weight)?;
-    source.amax().map_err(|e| e.within(format!("tensor {prefix}.weight")))?;
-    Ok(source)
+/// The largest magnitude; weights that are not finite are refused.
+fn amax(prefix: &str, weight: &Weight<'_>) -> Result<f32> {
+    floats(prefix, weight)?.amax().map_err(|e| e.within(format!("tensor {prefix}.weight")))
 }
 
 fn floats<'a>(prefix: &str, weight: &'a Weight<'_>) -> Result<Source<'a>> {

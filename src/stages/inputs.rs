@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Context, Input};
-use crate::store::{Artifact, Handle, Location, Store};
+use crate::store::{Handle, Location};
 use crate::{Error, Result};
 
 /// Where the parts of a policy lie.
@@ -54,12 +54,12 @@ impl Context<'_> {
         let artifact = input.artifact.as_ref().map_err(|why| absent(input, why))?;
         match &artifact.meta.handle {
             Handle::Model { at } => {
-                let model = locate(self.store, artifact, at)?;
+                let model = self.store.locate(artifact, at)?;
                 let trainable_model = !is_quantized(&model)?;
                 Ok(PolicyFiles { model, adapter: None, trainable_model })
             }
             Handle::Adapter { model, adapters } => Ok(PolicyFiles {
-                model: locate(self.store, artifact, model)?,
+                model: self.store.locate(artifact, model)?,
                 adapter: Some(artifact.dir.join(pick(input, adapters)?)),
                 trainable_model: false,
             }),
@@ -88,24 +88,6 @@ fn pick<'a>(input: &Input, all: &'a BTreeMap<String, String>) -> Result<&'a str>
         let have: Vec<&str> = all.keys().map(String::as_str).collect();
         Error::missing(format!("stage {:?} has no checkpoint {:?}", input.stage, input.checkpoint))
             .hint(format!("it has: {}", have.join(", ")))
-    })
-}
-
-/// Stands in for `Store::locate` until that is merged.
-fn locate(store: &Store, artifact: &Artifact, at: &Location) -> Result<PathBuf> {
-    Ok(match at {
-        Location::Own { path } => artifact.dir.join(path),
-        Location::Artifact { fingerprint, path } => store.root.join("store").join(fingerprint).join(path),
-        Location::Local { path } => path.clone(),
-        Location::Hub { repo, dataset, commit } => {
-            let var = |name: &str| std::env::var_os(name).map(PathBuf::from);
-            let cache = var("HF_HUB_CACHE")
-                .or_else(|| Some(var("HF_HOME")?.join("hub")))
-                .or_else(|| Some(var("HOME")?.join(".cache/huggingface/hub")))
-                .ok_or_else(|| Error::missing("no Hugging Face cache").hint("set HF_HOME"))?;
-            let kind = if *dataset { "datasets" } else { "models" };
-            cache.join(format!("{kind}--{}", repo.replace('/', "--"))).join("snapshots").join(commit)
-        }
     })
 }
 
