@@ -1,5 +1,6 @@
 //! Broken and foreign model folders: each gets an error that names the file and the tensor or layer, and never a
-//! panic, a huge allocation or numbers that look right.
+//! panic, a huge allocation or numbers that look right. One file above 500 lines, because every test works on the
+//! model builder and the editing helpers at its top.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +73,7 @@ fn replace(dir: &Path, name: &str, change: impl Fn(View<'_>) -> Option<(Spec, Ve
 #[track_caller]
 fn refused<T>(result: qerl::Result<T>, wanted: &[&str]) {
     let Err(error) = result else { panic!("accepted, but {wanted:?} was expected") };
-    let text = format!("{error} | {}", error.hint_text().unwrap_or(""));
+    let text = format!("{error}; {}", error.hint_text().unwrap_or(""));
     for want in wanted {
         assert!(text.contains(want), "{text:?} does not name {want:?}");
     }
@@ -130,10 +131,11 @@ fn lying_headers_are_refused_with_the_tensor_named() {
     ];
     for (header, data, want) in cases {
         let (_dir, path) = raw_file(header, data);
-        refused(
-            TensorFile::open(&path),
-            &["model.safetensors", want, "\"a\""].map(|w| if header.ends_with(':') && w == "\"a\"" { "" } else { w }),
-        );
+        refused(TensorFile::open(&path), &["model.safetensors", want]);
+        // Whole entries are named by their tensor; a cut header or trailing bytes belong to none.
+        if !header.ends_with(':') && !want.starts_with("follow") {
+            refused(TensorFile::open(&path), &["\"a\""]);
+        }
     }
 }
 
@@ -311,13 +313,10 @@ fn what_is_not_computed_is_refused_by_name() {
         let mut json = config();
         json[key] = value;
         std::fs::write(dir.path().join("config.json"), json.to_string()).unwrap();
-        refused(
-            Checkpoint::open(dir.path()),
-            &["config.json", want, "support"].map(|w| match w {
-                "support" if !["MixtralForCausalLM", "gelu", "mixture of experts", "yarn", "awq"].contains(&want) => "",
-                w => w,
-            }),
-        );
+        refused(Checkpoint::open(dir.path()), &["config.json", want]);
+        if ["MixtralForCausalLM", "gelu", "mixture of experts", "yarn", "awq"].contains(&want) {
+            refused(Checkpoint::open(dir.path()), &["not supported", "; supported "]);
+        }
     }
     for text in ["", "[]", "{", "null"] {
         std::fs::write(dir.path().join("config.json"), text).unwrap();
@@ -495,7 +494,10 @@ fn fused_projections_share_a_global_scale_and_unequal_ones_are_honoured() {
         let (read, clean) = (Checkpoint::open(out.path()).unwrap(), Checkpoint::open(source.path()).unwrap());
         for name in &attention {
             let (q, w) = (read.linear(name).unwrap().dequantize(), clean.linear(name).unwrap().dequantize());
-            assert!(q.iter().zip(&w).all(|(q, w)| (q - w).abs() < 0.11 * 4.0f32.min(1.0 + w.abs())), "{name}");
+            let square = |x: f32| f64::from(x) * f64::from(x);
+            let error: f64 = q.iter().zip(&w).map(|(q, w)| square(q - w)).sum();
+            let norm: f64 = w.iter().map(|w| square(*w)).sum();
+            assert!(error < 0.15f64.powi(2) * norm, "{name}");
         }
     }
 }
