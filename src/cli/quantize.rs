@@ -5,18 +5,18 @@ use std::path::{Path, PathBuf};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::control::{Cancel, Progress};
-use crate::model::compress;
+use crate::model::{compress, gguf};
 use crate::quant::Format;
 use crate::stages::quantize::summary;
 use crate::{Error, Result};
 
 /// Quantize a model's projections to a 4-bit format
 ///
-/// Reads a folder in Hugging Face's layout (config.json, safetensors) and writes another: nvfp4 and mxfp4 as
+/// Reads a folder in Hugging Face's layout (config.json, safetensors) or a GGUF file and writes a folder: nvfp4 and mxfp4 as
 /// llm-compressor does, nf4 as bitsandbytes does. Embeddings, norms and the head stay as they are.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The model's folder
+    /// The model's folder, or a GGUF file
     model: PathBuf,
     #[arg(long)]
     format: Name,
@@ -44,8 +44,9 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Mxfp4 => Format::Mxfp4,
         Name::Nf4 => Format::Nf4,
     };
-    if !args.model.is_dir() {
-        return Err(Error::missing(format!("{} is not a folder", args.model.display()))
+    let is_gguf = args.model.is_file() && gguf::is_gguf(&args.model);
+    if !args.model.is_dir() && !is_gguf {
+        return Err(Error::missing(format!("{} is neither a folder nor a GGUF file", args.model.display()))
             .hint("name a folder with config.json and model.safetensors"));
     }
     if std::fs::read_dir(&args.out).is_ok_and(|mut entries| entries.next().is_some()) {
@@ -64,7 +65,15 @@ pub fn run(args: &Args) -> Result<()> {
     let cancel = Cancel::new();
     let on_signal = cancel.clone();
     ctrlc::set_handler(move || on_signal.cancel()).map_err(|e| Error::failed("cannot catch Ctrl-C").caused_by(e))?;
-    let done = compress(&args.model, &out, format, !args.no_fuse, &Bar::new(), &cancel)?;
+    let imported = work.path().join("imported");
+    let source = if is_gguf {
+        std::fs::create_dir(&imported).map_err(|e| Error::io("create", &imported, e))?;
+        gguf::import(&args.model, &imported, &Bar::new(), &cancel)?;
+        &imported
+    } else {
+        &args.model
+    };
+    let done = compress(source, &out, format, !args.no_fuse, &Bar::new(), &cancel)?;
     if args.out.exists() {
         std::fs::remove_dir(&args.out).map_err(|e| Error::io("replace", &args.out, e))?;
     }

@@ -7,6 +7,7 @@ mod checkpoint;
 mod compress;
 mod config;
 mod dense;
+pub mod gguf;
 pub mod names;
 mod scheme;
 mod tokens;

@@ -112,3 +112,41 @@ pub fn dequantize(packed: &[u8], scales: &[u8], global: Global, out: &mut [f32])
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    #[test]
+    fn an_f16_scale_that_overflows_is_computed_in_f32_and_says_so() {
+        let small = [f16::from_f32(0.01); 16];
+        let scale = global_scale(small[0].to_f32(), Source::F16(&small));
+        assert!(scale.widened);
+        assert!((scale.divisor - 2688.0 / 0.01).abs() < 200.0, "{scale:?}");
+        let fits = [f16::from_f32(0.05); 16];
+        assert!(!global_scale(fits[0].to_f32(), Source::F16(&fits)).widened);
+        assert_eq!(global_scale(0.0, Source::F16(&small)), GlobalScale { divisor: 1.0, widened: false });
+        let quantized = quantize(Source::F16(&small), 16, scale.divisor).unwrap();
+        let mut out = [0.0; 16];
+        dequantize(&quantized.packed, &quantized.scales, Global::Divisor(scale.divisor), &mut out);
+        assert!(out.iter().all(|x| (x / small[0].to_f32() - 1.0).abs() < 0.01), "{out:?}");
+    }
+
+    #[test]
+    fn zeros_have_scale_one() {
+        for source in [Source::F32(&[0.0; 16]), Source::Bf16(&[bf16::ZERO; 16]), Source::F16(&[f16::ZERO; 16])] {
+            assert_eq!(global_scale(0.0, source), GlobalScale { divisor: 1.0, widened: false });
+            let quantized = quantize(source, 16, 1.0).unwrap();
+            assert_eq!((quantized.packed, quantized.scales), (vec![0; 8], vec![0x20]), "the scale is 0.125, never 0");
+        }
+    }
+
+    #[test]
+    fn rows_must_be_whole_groups() {
+        assert!(quantize(Source::F32(&[0.0; 24]), 24, 1.0).unwrap_err().to_string().contains("24"));
+        assert!(quantize(Source::F32(&[0.0; 24]), 16, 1.0).is_err());
+        assert!(quantize(Source::F32(&[]), 0, 1.0).is_err());
+    }
+}
