@@ -106,7 +106,8 @@ impl<'a> Schedule<'a> {
         }
         if running.is_empty() {
             // Only a cycle, which no graph has, could bring us here; waiting for it would never end.
-            for index in self.indices(|s| matches!(s, State::Waiting)).collect::<Vec<_>>() {
+            let stuck = self.indices(|s| matches!(s, State::Waiting)).next();
+            if let Some(index) = stuck {
                 self.states[index] = State::Skipped("it waits for itself".to_owned());
                 return Next::Skip(index);
             }
