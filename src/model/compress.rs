@@ -79,7 +79,7 @@ pub fn compress(
     let specs = job.specs()?;
     let bytes_after = specs.iter().map(Spec::bytes).sum();
     let mut writer = FolderWriter::create(out, specs, FolderWriter::MAX_SHARD)?;
-    progress.total(job.weights(), "weights");
+    progress.total(job.bytes(), "bytes");
     job.copy_rest(&mut writer)?;
     for layer in 0..model.config.num_layers {
         for group in Projection::FUSED {
@@ -108,18 +108,18 @@ struct Job<'a> {
     fuse: bool,
     progress: &'a dyn Progress,
     cancel: &'a Cancel,
-    /// Weights quantized so far.
+    /// Source bytes quantized so far.
     done: u64,
     /// Layer, squared error, squared norm.
     errors: Vec<(String, f64, f64)>,
 }
 
 impl Job<'_> {
-    /// Number of weights to quantize.
-    fn weights(&self) -> u64 {
-        let config = &self.model.config;
-        let one: usize = Projection::ALL.iter().map(|p| p.shape(config).iter().product::<usize>()).sum();
-        (one * config.num_layers) as u64
+    /// Source bytes of everything that is quantized.
+    fn bytes(&self) -> u64 {
+        let layers = 0..self.model.config.num_layers;
+        let names = layers.flat_map(|layer| Projection::ALL.map(|p| format!("{}.weight", p.prefix(layer))));
+        names.filter_map(|name| self.model.tensors().find(&name)).map(|view| view.data.len() as u64).sum()
     }
 
     /// Every tensor of the result, in the order of the model.
@@ -236,7 +236,7 @@ impl Job<'_> {
         };
         let (error, norm) = squared_error(source, &Weight { shape, values });
         self.errors.push((prefix.to_owned(), error, norm));
-        self.done += weight.len() as u64;
+        self.done += weight.bytes() as u64;
         self.progress.at(self.done, prefix);
         Ok(())
     }

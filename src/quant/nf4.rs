@@ -216,6 +216,34 @@ mod tests {
     }
 
     #[test]
+    fn a_partial_last_block_keeps_its_values() {
+        // 64 large weights, then 3 small ones whose scale must be their own.
+        let mut weights = vec![8.0; 64];
+        weights.extend([0.25, -0.25, 0.0]);
+        let quantized = quantize(Source::F32(&weights));
+        assert_eq!((quantized.packed.len(), quantized.absmax.as_slice()), (34, &[8.0, 0.25][..]));
+        assert_eq!(quantized.packed[32..], [0xf0, 0x77], "the nibble after the end is a zero");
+        let mut out = vec![9.0; 67];
+        dequantize(&quantized.packed, &quantized.absmax, &mut out);
+        assert_eq!(out, weights);
+        assert_eq!(absmax(Source::F32(&weights)), quantized.absmax);
+    }
+
+    #[test]
+    fn double_quantization_keeps_scales_within_half_a_step() {
+        let scales: Vec<f32> = (0..600).map(|i| 0.02 + 0.0001 * ((i * 37) % 101) as f32).collect();
+        let nested = nest(&scales);
+        assert_eq!((nested.codes.len(), nested.absmax.len()), (600, 3));
+        let back = unnest(&nested.codes, &NESTED_LEVELS, &nested.absmax, nested.offset);
+        // The map's widest step is 1/64 of the largest deviation.
+        for (index, (a, b)) in scales.iter().zip(&back).enumerate() {
+            assert!((a - b).abs() <= nested.absmax[index / NESTED_BLOCK] / 64.0, "{a} {b}");
+        }
+        assert!(nest(&[0.5; 3]).codes.iter().all(|code| *code == 0), "no deviation at all");
+        assert_eq!(unnest(&[0, 0, 0], &NESTED_LEVELS, &[0.0], 0.5), [0.5; 3]);
+    }
+
+    #[test]
     fn the_first_weight_lies_in_the_high_nibble() {
         let mut weights = [0.0; 64];
         (weights[0], weights[1]) = (1.0, -1.0);
