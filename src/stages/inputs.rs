@@ -98,13 +98,14 @@ fn pick<'a>(input: &Input, all: &'a BTreeMap<String, String>) -> Result<&'a str>
     })
 }
 
-/// Whether config.json in `model` says that the weights are quantized.
+/// Whether config.json in `model`, or ModelOpt's file beside it, says that the weights are quantized.
 fn is_quantized(model: &Path) -> Result<bool> {
     let path = model.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
     let config: serde_json::Value = serde_json::from_str(&text)
         .map_err(|e| Error::input(format!("{} is not valid JSON", path.display())).caused_by(e))?;
-    Ok(config.get("quantization_config").is_some_and(|q| !q.is_null()))
+    let named = config.get("quantization_config").is_some_and(|q| !q.is_null());
+    Ok(named || model.join("hf_quant_config.json").exists())
 }
 
 fn offer(handle: &Handle) -> &'static str {
