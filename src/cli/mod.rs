@@ -1,6 +1,9 @@
 //! The command line: one file per subcommand; data to stdout, talk to stderr, exit codes 0, 1, 2.
 
 mod completions;
+mod doctor;
+mod out;
+mod path;
 
 use std::process::ExitCode;
 
@@ -17,6 +20,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Path(path::Args),
+    Doctor(doctor::Args),
     Completions(completions::Args),
 }
 
@@ -24,6 +29,8 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
+        Command::Path(args) => path::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
     };
     match result {
