@@ -244,3 +244,23 @@ fn a_store_that_is_no_folder_is_a_clear_error() {
     assert_eq!(store.get(&key("a").fingerprint()).unwrap_err().kind(), Trouble::Storage);
     assert_eq!(store.list().unwrap_err().kind(), Trouble::Storage);
 }
+
+#[test]
+fn a_writer_killed_before_the_rename_leaves_no_entry() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let fingerprint = key("a").fingerprint();
+    let lock = store.lock(&fingerprint, "a", &Cancel::new(), |_| {}).unwrap();
+    let draft = store.begin(&fingerprint, &lock).unwrap();
+    std::fs::write(draft.dir().join("out"), "content").unwrap();
+    std::fs::write(draft.dir().join("artifact.json"), "{}").unwrap();
+    let place = draft.dir().to_owned();
+    // A killed process runs no destructors, but the kernel gives its lock back.
+    std::mem::forget(draft);
+    drop(lock);
+    assert!(place.exists());
+    assert!(store.get(&fingerprint).unwrap().is_none());
+    assert!(store.fingerprints().unwrap().is_empty());
+    assert_eq!(store.sweep_drafts().unwrap(), 1);
+    assert!(!place.exists());
+}

@@ -1,6 +1,9 @@
 //! The command line: one file per subcommand; data to stdout, talk to stderr, exit codes 0, 1, 2.
 
 mod completions;
+mod doctor;
+mod out;
+mod path;
 mod quantize;
 
 use std::process::ExitCode;
@@ -18,6 +21,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Path(path::Args),
+    Doctor(doctor::Args),
     Completions(completions::Args),
     Quantize(quantize::Args),
 }
@@ -26,6 +31,8 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
+        Command::Path(args) => path::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),
     };

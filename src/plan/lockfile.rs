@@ -149,6 +149,10 @@ mod tests {
             lock.write(path).unwrap();
         }
         assert_eq!(std::fs::read(&one).unwrap(), std::fs::read(&two).unwrap());
+        let plain = dir.path().join("plain");
+        std::fs::write(&plain, "").unwrap();
+        let mode = |path| std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(path).unwrap());
+        assert_eq!(mode(&one), mode(&plain), "others can read it where they can read files of this user");
         let lock = LockFile::read(&one).unwrap();
         assert_eq!(lock.get(&request("m/a")).unwrap().files[0].path, "a");
         assert!(lock.get(&Request { dataset: true, ..request("m/a") }).is_none());

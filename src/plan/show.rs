@@ -64,14 +64,30 @@ impl Plan {
                 unknown(e.store_unknown, "of unknown size"),
                 bytes(e.free_store_bytes)
             );
-            if e.store_bytes > e.free_store_bytes {
-                let _ = writeln!(out, "warning: that is more than the disk of the store has free");
-            }
-            if e.fetch_bytes > e.free_cache_bytes {
-                let _ = writeln!(out, "warning: that is more than the disk of the Hugging Face cache has free");
+            for warning in self.space_warnings() {
+                let _ = writeln!(out, "{warning}");
             }
         }
         out
+    }
+
+    /// What will not fit on the disks, as far as the estimate knows.
+    pub fn space_warnings(&self) -> Vec<String> {
+        let e = &self.estimate;
+        let places = [
+            (e.store_bytes, e.free_store_bytes, "store", "store"),
+            (e.fetch_bytes, e.free_cache_bytes, "fetch", "Hugging Face cache"),
+        ];
+        let short = places.into_iter().filter(|(needs, free, ..)| needs > free);
+        short
+            .map(|(needs, free, verb, place)| {
+                format!(
+                    "warning: about {} to {verb}, but the disk of the {place} has {} free",
+                    bytes(needs),
+                    bytes(free)
+                )
+            })
+            .collect()
     }
 
     /// The same for programs.

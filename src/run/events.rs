@@ -67,7 +67,7 @@ pub enum Event {
     Stopped {
         name: String,
     },
-    /// The last event of every run that got as far as a plan.
+    /// How the run ended; only the places of reports follow.
     Summary {
         ran: usize,
         cached: usize,
@@ -75,6 +75,10 @@ pub enum Event {
         skipped: usize,
         stopped: usize,
         seconds: f64,
+    },
+    /// Where a finished report can be read.
+    Report {
+        path: std::path::PathBuf,
     },
 }
 

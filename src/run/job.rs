@@ -111,7 +111,12 @@ impl Job<'_> {
             reason: reason.to_string(),
             threads: self.threads,
         });
-        self.make(&name, &fingerprint, keyed, draft, &held)
+        let end = self.make(&name, &fingerprint, keyed, draft, &held);
+        if end.is_err() {
+            // Succeeds only where the stage left no checkpoint.
+            let _ = std::fs::remove_dir(&work);
+        }
+        end
     }
 
     fn hit(&self, name: &str, artifact: Box<Artifact>) -> Result<End> {

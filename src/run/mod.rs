@@ -183,6 +183,9 @@ impl Executor<'_> {
             run: counts.run,
             same: counts.same,
         });
+        for line in plan.space_warnings() {
+            self.listener.hear(&Event::Said { name: None, line });
+        }
         let limits = Limits {
             jobs: self.options.jobs.unwrap_or(LIGHT_JOBS).max(1),
             heavy: self.options.jobs.unwrap_or(1).max(1),

@@ -29,3 +29,16 @@ pub fn publish(report: &Artifact, folder: &Path) -> Result<Vec<PathBuf>> {
         _ => Ok(vec![folder.to_path_buf()]),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipelines_name_cannot_lead_elsewhere() {
+        assert_eq!(default_folder("qwen2.5-7b_x"), Path::new("reports/out/qwen2.5-7b_x"));
+        assert_eq!(default_folder("../../x"), Path::new("reports/out/.._.._x"));
+        assert_eq!(default_folder(".."), Path::new("reports/out/pipeline"));
+        assert_eq!(default_folder(""), Path::new("reports/out/pipeline"));
+    }
+}

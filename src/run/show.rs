@@ -44,6 +44,7 @@ fn line(event: &Event) -> Option<String> {
         },
         Event::Skipped { name, why } => format!("{name}: skipped, because {why}"),
         Event::Stopped { name } => format!("{name}: stopped, its last checkpoint is kept"),
+        Event::Report { path } => format!("report: {}", path.display()),
         Event::Summary { ran: 0, failed: 0, skipped: 0, stopped: 0, .. } => return None,
         Event::Summary { ran, cached, failed, skipped, stopped, seconds } => {
             let mut parts = vec![format!("ran {ran}"), format!("cached {cached}")];

@@ -224,7 +224,9 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
     let write = || -> std::io::Result<()> {
-        let mut file = tempfile::Builder::new().prefix(".tmp-").tempfile_in(parent)?;
+        // As any other new file: the umask decides who may read it, not tempfile's own 0600.
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        let mut file = tempfile::Builder::new().prefix(".tmp-").permissions(permissions).tempfile_in(parent)?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|e| e.error)?;

@@ -70,7 +70,19 @@ impl Lock {
         if let Some(lock) = Self::try_acquire(path, what)? {
             return Ok(lock);
         }
-        waiting(holder(path));
+        // A holder signs right after it got the lock: give it a moment to do so.
+        let mut who = holder(path);
+        for _ in 0..20 {
+            if who.is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            if let Some(lock) = Self::try_acquire(path, what)? {
+                return Ok(lock);
+            }
+            who = holder(path);
+        }
+        waiting(who);
         loop {
             cancel.check()?;
             std::thread::sleep(POLL);

@@ -239,7 +239,8 @@ pub fn hub_cache() -> Result<PathBuf> {
     })
 }
 
-fn hub_snapshot(repo: &str, dataset: bool, commit: &str) -> Result<PathBuf> {
+/// The folder of a commit in the Hugging Face cache, whether it is there or not; refuses names that would leave it.
+pub fn hub_snapshot(repo: &str, dataset: bool, commit: &str) -> Result<PathBuf> {
     let plain = |s: &str| {
         !s.is_empty() && !s.starts_with('.') && s.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };

@@ -1,0 +1,181 @@
+//! `qerl doctor`: what this machine offers and what is missing.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::out::write as out;
+use crate::plan::bytes;
+use crate::run::machine;
+use crate::store::{Store, disk_usage, free_bytes, hub_cache};
+use crate::{Error, Result};
+
+/// Show devices, libraries, caches and free space
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let report = report()?;
+    if args.json {
+        let text =
+            serde_json::to_string_pretty(&report).map_err(|e| Error::failed("cannot write JSON").caused_by(e))?;
+        return out(&format!("{text}\n"));
+    }
+    out(&to_text(&report))
+}
+
+fn report() -> Result<Value> {
+    let store = Store::from_env()?;
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let info = rustix::system::sysinfo();
+    let unit = u64::from(info.mem_unit.max(1));
+    Ok(json!({
+        "qerl": env!("CARGO_PKG_VERSION"),
+        "cpu": {"model": machine::cpu_model(), "threads": machine::threads(), "features": cpu_features()},
+        "memory": {"total": info.totalram as u64 * unit, "available": available_memory()},
+        "store": folder(&store.root),
+        "hub_cache": hub_cache().map_or(Value::Null, |path| folder(&path)),
+        "environment": {
+            // Only whether they are set: a value may be a secret or hold one.
+            "HF_ENDPOINT": set("HF_ENDPOINT"), "HF_TOKEN": set("HF_TOKEN"), "HF_HOME": set("HF_HOME"),
+            "QERL_HOME": set("QERL_HOME"),
+        },
+        "cuda": cuda(),
+        "engine": "cpu",
+    }))
+}
+
+fn folder(path: &PathBuf) -> Value {
+    json!({
+        "path": path,
+        "exists": path.is_dir(),
+        "bytes": disk_usage(path).ok(),
+        "free": free_bytes(path).ok(),
+        "writable": writable(path),
+    })
+}
+
+/// Whether the folder, or the one in which it would be made, can be written.
+fn writable(path: &Path) -> bool {
+    let mut place = path;
+    while !place.exists() {
+        match place.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => place = parent,
+            _ => return false,
+        }
+    }
+    rustix::fs::access(place, rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+fn cpu_features() -> Vec<&'static str> {
+    let mut found = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! detect {
+            ($($name:tt),*) => { $( if std::arch::is_x86_feature_detected!($name) { found.push($name); } )* };
+        }
+        detect!("sse4.2", "avx", "f16c", "fma", "avx2", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16");
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        macro_rules! detect {
+            ($($name:tt),*) => { $( if std::arch::is_aarch64_feature_detected!($name) { found.push($name); } )* };
+        }
+        detect!("neon", "fp16", "dotprod", "i8mm", "bf16", "sve");
+    }
+    found
+}
+
+fn available_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Which CUDA libraries the loader finds, and how to get those it does not.
+fn cuda() -> Value {
+    // cudarc panics on a library that is missing when a symbol is used; asking whether it is there does not, but a
+    // broken library must not end `doctor` either.
+    let present = |ask: unsafe fn() -> bool| {
+        // SAFETY: these only dlopen a library of NVIDIA's and look for nothing in it.
+        std::panic::catch_unwind(|| unsafe { ask() }).unwrap_or(false)
+    };
+    let driver = present(cudarc::driver::sys::is_culib_present);
+    let nvrtc = present(cudarc::nvrtc::sys::is_culib_present);
+    let cublaslt = present(cudarc::cublaslt::sys::is_culib_present);
+    let mut hints = Vec::new();
+    if !driver {
+        hints.push("libcuda comes with the NVIDIA driver (580 or newer for CUDA 13); containers need --gpus all");
+    }
+    if !nvrtc {
+        hints.push("libnvrtc: `pip install nvidia-cuda-nvrtc` and put its lib folder into LD_LIBRARY_PATH");
+    }
+    if !cublaslt {
+        hints.push("libcublasLt: `pip install nvidia-cublas` and put its lib folder into LD_LIBRARY_PATH");
+    }
+    json!({"driver": driver, "nvrtc": nvrtc, "cublaslt": cublaslt, "hints": hints})
+}
+
+fn to_text(report: &Value) -> String {
+    let text = |pointer: &str| report.pointer(pointer).and_then(Value::as_str).unwrap_or("?").to_owned();
+    let number = |pointer: &str| report.pointer(pointer).and_then(Value::as_u64);
+    let size = |pointer: &str| number(pointer).map_or_else(|| "unknown".to_owned(), bytes);
+    let yes = |pointer: &str, yes: &str, no: &str| {
+        let is = report.pointer(pointer).and_then(Value::as_bool).unwrap_or(false);
+        if is { yes.to_owned() } else { no.to_owned() }
+    };
+    let list = |pointer: &str| -> Vec<String> {
+        let items = report.pointer(pointer).and_then(Value::as_array);
+        items.into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()
+    };
+    let mut out = format!("qerl {}\n", text("/qerl"));
+    out += &format!("cpu        {}, {} threads\n", text("/cpu/model"), number("/cpu/threads").unwrap_or(1));
+    out += &format!("           {}\n", list("/cpu/features").join(" "));
+    out += &format!("memory     {}, {} available\n", size("/memory/total"), size("/memory/available"));
+    for (name, key) in [("store", "store"), ("hub cache", "hub_cache")] {
+        if report[key].is_null() {
+            out += &format!("{name:<10} no folder known: set HF_HOME\n");
+            continue;
+        }
+        out += &format!(
+            "{name:<10} {} ({}{}, {} free{})\n",
+            text(&format!("/{key}/path")),
+            size(&format!("/{key}/bytes")),
+            yes(&format!("/{key}/exists"), "", ", not made yet"),
+            size(&format!("/{key}/free")),
+            yes(&format!("/{key}/writable"), "", ", NOT WRITABLE"),
+        );
+    }
+    let set = |name: &str| format!("{name} {}", yes(&format!("/environment/{name}"), "set", "not set"));
+    out += &format!("hub        {}, {}\n", set("HF_ENDPOINT"), set("HF_TOKEN"));
+    let lib = |name: &str, key: &str| format!("{name} {}", yes(&format!("/cuda/{key}"), "found", "not found"));
+    out += &format!(
+        "cuda       {}, {}, {}\n",
+        lib("driver", "driver"),
+        lib("NVRTC", "nvrtc"),
+        lib("cuBLASLt", "cublaslt")
+    );
+    for hint in list("/cuda/hints") {
+        out += &format!("           {hint}\n");
+    }
+    out += "engine     training and rollout run on the CPU engine in this version\n";
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_reports_on_any_machine() {
+        let report = report().unwrap();
+        assert!(report["memory"]["total"].as_u64().unwrap() > 1 << 20);
+        assert!(report["cpu"]["threads"].as_u64().unwrap() >= 1);
+        let text = to_text(&report);
+        assert!(text.contains("CPU engine") && !text.contains('?'), "{text}");
+    }
+}
