@@ -53,7 +53,6 @@ pub(super) fn unify(text: &str) -> Cow<'_, str> {
             '∶' => out.push(':'),
             '“' | '”' => out.push('"'),
             '‘' | '’' | '′' => out.push('\''),
-            '，' => out.push(','),
             '。' => out.push('.'),
             _ => {
                 if let Some(digit) = superscript(c) {

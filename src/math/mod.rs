@@ -89,7 +89,7 @@ impl Gold {
             answer_type: None,
             evidence: "",
         };
-        let found = extract::extract(completion);
+        let found = extract::extract(completion).or_else(|| self.broken(completion));
         trace.rule = found.as_ref().map(|f| f.rule);
         trace.extracted = found.map(|f| f.text);
         let verdict = match (&self.value, &trace.extracted) {
@@ -109,6 +109,16 @@ impl Gold {
             }
         };
         (Grade { verdict, extracted: trace.extracted.clone() }, trace)
+    }
+
+    /// A gold that lacks closing braces itself leaves the box around it open; only the very same text passes.
+    fn broken(&self, completion: &str) -> Option<extract::Extracted> {
+        if clean::balance(&self.text).len() <= self.text.len() {
+            return None;
+        }
+        let (_, inner) = completion.rsplit_once("\\boxed{")?;
+        (inner.len() <= MAX_PLAIN && plain(inner) == self.plain)
+            .then(|| extract::Extracted { text: inner.to_owned(), rule: "an open \\boxed, as open as the gold" })
     }
 
     /// Is `answer` (already extracted) equivalent to this gold?
