@@ -1,0 +1,4 @@
+//! Everything that has golden values; see tests/golden/.
+
+#[path = "golden/rl.rs"]
+mod rl;
