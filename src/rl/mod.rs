@@ -4,12 +4,18 @@
 
 pub mod adamw8;
 pub mod advantage;
+pub mod checkpoint;
 pub mod loss;
+pub mod metrics;
 pub mod options;
 pub mod random;
 pub mod rewards;
+pub mod rollout;
 pub mod schedule;
 pub mod select;
+pub mod settings;
+mod step;
+pub mod trainer;
 
 pub use options::{
     Algorithm, Aqn, AqnForm, Clip, Correction, CorrectionKind, Decay, DynamicSampling, EarlyStop, KlEstimator, Loss,

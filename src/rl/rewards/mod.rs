@@ -147,6 +147,14 @@ impl RewardSet {
         self.functions.iter().map(|(_, weight, _)| *weight).collect()
     }
 
+    /// The column that says whether an answer was right: what dynamic sampling filters on. `None` where no reward of
+    /// the set judges answers.
+    pub fn judge(&self) -> Option<usize> {
+        [Builtin::Accuracy, Builtin::Correctness, Builtin::Gsm8k, Builtin::Dapo].iter().find_map(|wanted| {
+            self.functions.iter().position(|(_, _, f)| matches!(f, Function::Builtin(b) if b == wanted))
+        })
+    }
+
     /// `[samples][functions]`; samples are ordered group by group.
     pub fn score(
         &mut self,
