@@ -1,7 +1,10 @@
 //! Block-wise dynamic 8-bit optimizer states (Dettmers et al. 2022, as bitsandbytes keeps them).
 //!
 //! bitsandbytes dequantizes the moments, takes one AdamW step with them in f32 and stores them as codes again.
-//! Passing the moments of any AdamW through [`round_state`] after each step is the same arithmetic.
+//! Passing the moments of any AdamW through [`round_state`] after each step is the same arithmetic, but for one
+//! thing: a second moment above zero is never rounded to zero here. bitsandbytes does that to entries whose gradient
+//! is below a thousandth of their block's largest; a first moment that survives is then divided by epsilon alone, and
+//! on sparse gradients (tested on a table policy) the weights explode.
 
 use std::sync::OnceLock;
 
@@ -40,7 +43,7 @@ fn codebook(signed: bool) -> &'static [f32] {
     if signed { SIGNED.get_or_init(|| dynamic_map(true)) } else { UNSIGNED.get_or_init(|| dynamic_map(false)) }
 }
 
-/// Rounds each value to its block's nearest code.
+/// Rounds each value to its block's nearest code (unsigned values above zero: nearest code above zero).
 pub fn round_blocks(values: &mut [f32], signed: bool) {
     let map = codebook(signed);
     for block in values.chunks_mut(BLOCK) {
@@ -52,6 +55,7 @@ pub fn round_blocks(values: &mut [f32], signed: bool) {
             let x = *value / max;
             let above = map.partition_point(|&code| code < x).min(map.len() - 1);
             let below = above.saturating_sub(1);
+            let below = if !signed && x > 0.0 && map[below] == 0.0 { above } else { below };
             let code = if (map[above] - x).abs() < (x - map[below]).abs() { map[above] } else { map[below] };
             *value = code * max;
         }

@@ -52,6 +52,8 @@ pub(super) struct Rollout {
     pub refills: usize,
     pub new_tokens: usize,
     pub seconds: f64,
+    /// Sum over all completions generated, kept or not, of what dynamic sampling looks at.
+    pub signal_sum: f64,
 }
 
 /// The data in the order in which it is used: every epoch in its own seeded permutation.
@@ -116,7 +118,9 @@ impl Source<'_> {
             out.generated += ask;
             out.new_tokens += rows.iter().map(|r| r.tokens.len()).sum::<usize>();
             for group in rows.chunks(settings.group_size) {
-                let keeps = settings.max_refills.is_none() || has_signal(&signal(group, rewards));
+                let judged = signal(group, rewards);
+                out.signal_sum += judged.iter().sum::<f64>();
+                let keeps = settings.max_refills.is_none() || has_signal(&judged);
                 out.qualified += usize::from(keeps);
                 if keeps && out.groups.len() < wanted {
                     out.groups.push(group.len());

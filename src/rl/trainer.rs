@@ -272,6 +272,11 @@ impl Trainer<'_> {
             out.set(&format!("rewards/{name}/mean"), mean(&column).unwrap_or(f64::NAN));
             out.set(&format!("rewards/{name}/std"), std_dev(&column).unwrap_or(0.0));
         }
+        // Of all completions: the batch that is trained on is a biased choice under dynamic sampling.
+        if self.rewards.judge().is_some() {
+            let generated = (rollout.generated * self.settings.group_size).max(1);
+            out.set("rollout/accuracy", rollout.signal_sum / generated as f64);
+        }
         // Lengths are those of the completions, whatever the loss masks.
         lengths(&mut out, "length", rows.iter().map(|r| r.tokens.len()).collect());
         let ended: Vec<usize> = rows.iter().filter(|r| !r.truncated).map(|r| r.tokens.len()).collect();

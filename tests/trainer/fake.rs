@@ -65,7 +65,13 @@ impl Fake {
         for last in 0..VOCAB {
             for next in 0..VOCAB {
                 let favoured = if last < 10 { next == 0 } else { (1..10).contains(&next) };
-                table[last * VOCAB + next] = if favoured { 2.0 } else { 0.0 };
+                table[last * VOCAB + next] = if favoured {
+                    2.0
+                } else if next < 20 {
+                    0.0
+                } else {
+                    -6.0
+                };
             }
         }
         Self {
