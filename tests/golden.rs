@@ -1,4 +1,6 @@
-//! Everything that has golden values; see tests/golden/.
+//! Comparison with golden data that the reference libraries wrote.
 
+#[path = "golden/formats.rs"]
+mod formats;
 #[path = "golden/rl.rs"]
 mod rl;
