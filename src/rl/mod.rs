@@ -15,6 +15,7 @@ pub mod schedule;
 pub mod select;
 pub mod settings;
 mod step;
+pub mod supervised;
 pub mod trainer;
 
 pub use options::{

@@ -1,5 +1,7 @@
 //! `train`: GRPO or DAPO with Adaptive Quantization Noise.
 
+mod resolve;
+
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
