@@ -1,5 +1,8 @@
 //! `sft`: supervised steps on a data set's own solutions, full-parameter or on an adapter.
 
+mod scratch;
+mod tokenizer;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,6 @@
 //! `train`: GRPO or DAPO with Adaptive Quantization Noise.
 
+mod finish;
 mod resolve;
 
 use std::collections::BTreeMap;
