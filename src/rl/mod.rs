@@ -5,6 +5,7 @@
 pub mod adamw8;
 pub mod advantage;
 pub mod checkpoint;
+pub mod language;
 pub mod loss;
 pub mod metrics;
 pub mod options;

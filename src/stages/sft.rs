@@ -1,5 +1,6 @@
 //! `sft`: supervised steps on a data set's own solutions, full-parameter or on an adapter.
 
+mod run;
 mod scratch;
 mod tokenizer;
 
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DataRef, StageRef};
 use crate::rl::LrSchedule;
+pub use run::{make, train};
 
 /// A small Qwen2 model made from nothing, with a word-level tokenizer made from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1,7 +1,8 @@
 //! `train`: GRPO or DAPO with Adaptive Quantization Noise.
 
-mod finish;
+pub(super) mod finish;
 mod resolve;
+mod run;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,7 @@ use crate::rl::{
     Algorithm, Aqn, Clip, Correction, DynamicSampling, EarlyStop, KlEstimator, Loss, LrSchedule, Normalization,
     OldLogProbs, OptimizerKind, Overlong, Ratio, RewardAggregation, RewardSpec,
 };
+pub use run::{Material, train};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -1,0 +1,133 @@
+//! The stage itself: a policy (or a model made from nothing) and reference solutions in, a trained one out.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Config;
+use super::{scratch, tokenizer};
+use crate::data::Problem;
+use crate::engine::Engine;
+use crate::model::eos_ids;
+use crate::rl::OptimizerKind;
+use crate::rl::language::Language;
+use crate::rl::metrics;
+use crate::rl::settings::OptimizerSettings;
+use crate::rl::supervised::{self, SupervisedSettings};
+use crate::stages::inputs::PolicyFiles;
+use crate::stages::train::finish::{Form, recent};
+use crate::stages::{Context, Output};
+use crate::store::{Handle, Location};
+use crate::{Error, Result};
+
+impl Config {
+    /// The resolved settings; an error names the key that cannot be.
+    pub fn settings(&self) -> Result<SupervisedSettings> {
+        let bad = |what: &str| Err(Error::usage(what));
+        if self.policy.is_some() == self.architecture.is_some() {
+            return bad("sft wants either a policy to train or an architecture to make a model of");
+        }
+        if self.steps == 0 || self.batch == 0 || self.micro_batch_tokens == 0 || self.checkpoint_every == 0 {
+            return bad("steps, batch, micro_batch_tokens and checkpoint_every must be above 0");
+        }
+        let finite = [self.lr, self.weight_decay, self.max_grad_norm].iter().all(|v| v.is_finite() && *v >= 0.0);
+        let shares = (0.0..=1.0).contains(&self.warmup) && self.betas.iter().all(|b| (0.0..1.0).contains(b));
+        if !finite || !shares {
+            return bad("lr, weight_decay and max_grad_norm must be 0 or more, warmup within 0..1 and betas below 1");
+        }
+        Ok(SupervisedSettings {
+            steps: self.steps,
+            batch: self.batch,
+            micro_batch_tokens: self.micro_batch_tokens,
+            optimizer: OptimizerSettings {
+                kind: OptimizerKind::AdamW,
+                lr: self.lr,
+                lr_schedule: self.lr_schedule,
+                warmup: self.warmup,
+                weight_decay: self.weight_decay,
+                betas: self.betas,
+                max_grad_norm: self.max_grad_norm,
+                horizon: self.steps,
+            },
+            seed: self.seed,
+            checkpoint_every: self.checkpoint_every,
+        })
+    }
+}
+
+/// Writes a model folder with fresh weights and a tokenizer of the words of `texts`; the same every time.
+pub fn make(dir: &Path, config: &Config, texts: &[String]) -> Result<()> {
+    let architecture = config.architecture.as_ref().ok_or_else(|| Error::usage("sft: no architecture is given"))?;
+    if texts.is_empty() {
+        return Err(Error::input("there is no text to make a tokenizer of"));
+    }
+    std::fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
+    let vocabulary = tokenizer::write(dir, texts.iter().map(String::as_str), architecture.vocab_multiple)?;
+    scratch::write(dir, architecture, vocabulary, config.seed)
+}
+
+/// Trains `engine`, which holds `policy`, on the problems' reference solutions (each closed by the end-of-sequence
+/// token); continues from `context.work`.
+pub fn train(
+    context: &Context<'_>,
+    config: &Config,
+    policy: &PolicyFiles,
+    engine: &mut dyn Engine,
+    problems: &[Problem],
+    language: &dyn Language,
+) -> Result<Output> {
+    let settings = config.settings()?;
+    let form = match &config.policy {
+        Some(slot) => Form::of(context, &slot.0, policy)?,
+        None => Form::Model,
+    };
+    let rows = rows(context, config, &policy.model, problems, language)?;
+    let metrics_file = supervised::run(engine, &settings, &rows, &context.work, context.progress, context.cancel)?;
+    let mut summary = recent(&metrics::read(&metrics_file)?, &["loss", "entropy", "train/tok_s"]);
+    summary.insert("steps".to_owned(), settings.steps.into());
+    summary.insert("rows".to_owned(), rows.len().into());
+    let mut output = form.finish(context, &policy.model, engine, &[], &metrics_file, summary.into())?;
+    // One model and no choice of checkpoints: a model like a downloaded one.
+    if let Handle::Models { checkpoints } = &output.handle
+        && let Some(path) = checkpoints.get("last")
+    {
+        output.handle = Handle::Model { at: Location::Own { path: path.clone() } };
+    }
+    Ok(output)
+}
+
+type Row = (Arc<[u32]>, Vec<u32>);
+
+fn rows(
+    context: &Context<'_>,
+    config: &Config,
+    model: &Path,
+    problems: &[Problem],
+    language: &dyn Language,
+) -> Result<Vec<Row>> {
+    let eos = eos_ids(model)?;
+    let Some(&end) = eos.first() else {
+        return Err(Error::input("the model names no end-of-sequence id")
+            .hint("generation_config.json or config.json needs eos_token_id"));
+    };
+    let (mut rows, mut long) = (Vec::new(), 0);
+    for problem in problems {
+        let prompt = language.prompt(problem)?;
+        let mut completion = language.encode(&language.ideal(problem))?;
+        completion.push(end);
+        if prompt.is_empty() || prompt.len() + completion.len() > config.max_tokens {
+            long += 1;
+            continue;
+        }
+        rows.push(if config.train_prompt {
+            let mut all = prompt;
+            let rest = all.split_off(1);
+            (Arc::from(all), rest.into_iter().chain(completion).collect())
+        } else {
+            (Arc::from(prompt), completion)
+        });
+    }
+    if long > 0 {
+        context.progress.say(&format!("{long} of {} rows are longer than max_tokens and left out", problems.len()));
+    }
+    Ok(rows)
+}
