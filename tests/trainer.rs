@@ -330,6 +330,44 @@ fn entropy_collapse_is_noticed() {
 }
 
 #[test]
+fn every_option_of_the_loss_trains() {
+    let base = settings(60);
+    let loss = base.loss;
+    let correction = |kind| Some(Correction { kind, max: 2.0, min: Some(0.5) });
+    let with = |loss: LossSpec| Settings { loss, ..base.clone() };
+    let options = [
+        ("grpo", with(LossSpec { loss: Loss::Grpo, ..loss })),
+        ("dr_grpo", with(LossSpec { loss: Loss::DrGrpo, ..loss })),
+        ("sequence ratio", with(LossSpec { ratio: Ratio::Sequence, ..loss })),
+        ("cispo", with(LossSpec { cispo: Some(2.0), ..loss })),
+        ("dual clip", with(LossSpec { dual_clip: Some(3.0), ..loss })),
+        ("kl", with(LossSpec { beta: 0.001, kl_bias_correction: true, ..loss })),
+        ("tis", with(LossSpec { correction: correction(CorrectionKind::TokenTruncate), ..loss })),
+        ("mis", with(LossSpec { correction: correction(CorrectionKind::SequenceMask), ..loss })),
+        ("off-policy mask", with(LossSpec { off_policy_mask: Some(0.05), ..loss })),
+        ("entropy bonus", with(LossSpec { entropy_bonus: 0.001, ..loss })),
+        ("entropy quantile", Settings { entropy_quantile: 0.6, ..base.clone() }),
+        ("mask truncated", Settings { mask_truncated: true, ..base.clone() }),
+        ("overlong", Settings { overlong_factor: 0.5, ..base.clone() }),
+        ("sampler", Settings { old_log_probs: OldLogProbs::Sampler, updates_per_rollout: 2, ..base.clone() }),
+        ("several updates", Settings { updates_per_rollout: 4, ..base.clone() }),
+        ("no filter", Settings { max_refills: None, ..base.clone() }),
+        (
+            "batch std",
+            Settings { scaling: scaling(Normalization::Batch, RewardAggregation::SumThenNormalize), ..base.clone() },
+        ),
+    ];
+    for (name, settings) in options {
+        let dir = tempfile::tempdir().unwrap();
+        let finished = train(&mut Fake::new(), &settings, dir.path()).unwrap();
+        let accuracy = series(&finished, "rollout/accuracy");
+        let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+        let (first, last) = (mean(&accuracy[..5]), mean(&accuracy[55..]));
+        assert!(first < 0.2 && last > first + 0.3, "{name}: {first:.2} -> {last:.2}");
+    }
+}
+
+#[test]
 fn eight_bit_adamw_trains() {
     let mut settings = settings(60);
     settings.optimizer.kind = OptimizerKind::AdamW8bit;

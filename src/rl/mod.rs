@@ -17,6 +17,7 @@ pub mod select;
 pub mod settings;
 mod step;
 pub mod supervised;
+pub mod tensorboard;
 pub mod trainer;
 
 pub use options::{

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::engine::{Engine, NamedTensor};
 use crate::model::{Adapter, ModelConfig, copy_companions, read_json, write_dense};
-use crate::rl::metrics;
+use crate::rl::{metrics, tensorboard};
 use crate::stages::inputs::PolicyFiles;
 use crate::stages::{Context, Output};
 use crate::store::{Handle, Location};
@@ -80,6 +80,8 @@ impl Form {
         let copy = context.output.join("metrics.jsonl");
         std::fs::copy(metrics_file, &copy).map_err(|e| Error::io("write", &copy, e))?;
         metrics::write_parquet(&context.output.join("metrics.parquet"), &records)?;
+        // The name that TensorBoard looks for.
+        tensorboard::write(&context.output.join("events.out.tfevents.0.qerl"), &records)?;
         let handle = match self {
             Self::Adapter { model, .. } => Handle::Adapter { model, adapters: names },
             Self::Model => Handle::Models { checkpoints: names },
