@@ -367,7 +367,8 @@ impl<'de> Deserialize<'de> for RewardSpec {
                 if command.is_empty() || command[0].is_empty() {
                     return Err(de::Error::custom("command names no program"));
                 }
-                if !(timeout > 0.0 && timeout <= 86_400.0) || !weight.is_finite() {
+                let fits = timeout > 0.0 && timeout <= 86_400.0 && weight.is_finite();
+                if !fits {
                     return Err(de::Error::custom("timeout must be within 0..86400 seconds and weight finite"));
                 }
                 Ok(RewardSpec::Program { command, weight, timeout })

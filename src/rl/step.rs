@@ -196,8 +196,8 @@ impl Shared {
 
 /// Rows that take part in the loss: all, or those that ended by themselves. Empty completions never do.
 pub(super) fn counted(settings: &Settings, rollout: &Rollout) -> Vec<usize> {
-    let takes_part = |row: &Row| !row.tokens.is_empty() && !(settings.mask_truncated && row.truncated);
-    (0..rollout.rows.len()).filter(|&i| takes_part(&rollout.rows[i])).collect()
+    let left_out = |row: &Row| row.tokens.is_empty() || settings.mask_truncated && row.truncated;
+    (0..rollout.rows.len()).filter(|&i| !left_out(&rollout.rows[i])).collect()
 }
 
 impl Update {

@@ -129,7 +129,7 @@ pub fn gsm8k_strict(text: &str) -> Option<String> {
 
 /// The last thing that looks like a number.
 pub fn gsm8k_flexible(text: &str) -> Option<&str> {
-    numbers(text).filter(|n| !matches!(*n, "" | "." | "-") && n.trim_start_matches('-') != "").last()
+    numbers(text).filter(|n| !matches!(*n, "" | "." | "-")).last()
 }
 
 /// 1 where the number behind the last `####` is the gold answer.

@@ -131,3 +131,50 @@ fn rows(
     }
     Ok(rows)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Checkpoint, ModelConfig};
+
+    fn config() -> Config {
+        serde_json::from_value(serde_json::json!({
+            "architecture": {
+                "hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate": 64
+            },
+            "data": "arith", "steps": 3, "lr": 1e-3, "seed": 5,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_model_made_from_nothing_is_the_same_every_time_and_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let texts = ["Tom has 12 apples.".to_owned()];
+        for name in ["a", "b"] {
+            make(&dir.path().join(name), &config(), &texts).unwrap();
+        }
+        let read = |name: &str, file: &str| std::fs::read(dir.path().join(name).join(file)).unwrap();
+        for file in ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"] {
+            assert_eq!(read("a", file), read("b", file), "{file}");
+        }
+        let model = dir.path().join("a");
+        let parsed = ModelConfig::read(&model).unwrap();
+        assert_eq!((parsed.hidden_size, parsed.head_dim, parsed.vocab_size % 128), (32, 16, 0));
+        assert!(parsed.qkv_bias && parsed.tie_word_embeddings);
+        assert_eq!(eos_ids(&model).unwrap(), [2, 0]);
+        let embedding = Checkpoint::open(&model).unwrap().dense("model.embed_tokens.weight").unwrap();
+        let n = embedding.data.len() as f32;
+        let std = (embedding.data.iter().map(|v| v * v).sum::<f32>() / n).sqrt();
+        assert!((std - 0.02).abs() < 0.002, "{std}");
+    }
+
+    #[test]
+    fn a_policy_and_an_architecture_exclude_each_other() {
+        assert!(config().settings().is_ok());
+        let neither = Config { architecture: None, ..config() };
+        assert!(neither.settings().is_err());
+        let both = Config { policy: Some(crate::stages::StageRef("policy".into())), ..config() };
+        assert!(both.settings().is_err());
+    }
+}

@@ -1,5 +1,6 @@
 //! A word-level tokenizer made from a data set: every word of its texts, every digit and every ASCII character is a
-//! token, and so are the think/answer tags. Written as transformers and `tokenizers` read it.
+//! token, and so are the think/answer tags. Written as `tokenizers` reads it; transformers 5 reads it with
+//! `PreTrainedTokenizerFast` (its `AutoTokenizer` ignores the class for model_type qwen2 and cuts words to letters).
 
 use std::collections::BTreeSet;
 use std::path::Path;
