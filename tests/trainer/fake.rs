@@ -186,10 +186,10 @@ impl Engine for Fake {
                 let all = self.log_softmax(last, batch.temperature);
                 let entropy: f64 = all.iter().map(|l| -l.exp() * l).sum();
                 let d_entropy = d_entropies.get(i).map_or(0.0, |d| f64::from(d[j]));
-                for next in 0..VOCAB {
-                    let p = all[next].exp();
+                for (next, log_p) in all.iter().enumerate() {
+                    let p = log_p.exp();
                     let hit = if next == token as usize { 1.0 } else { 0.0 };
-                    let by_logit = f64::from(d_log_probs[i][j]) * (hit - p) - d_entropy * p * (all[next] + entropy);
+                    let by_logit = f64::from(d_log_probs[i][j]) * (hit - p) - d_entropy * p * (log_p + entropy);
                     let scale = (1.0 + f64::from(self.noise[next])) / f64::from(batch.temperature);
                     self.gradient[last as usize * VOCAB + next] += by_logit * scale;
                 }
