@@ -167,6 +167,22 @@ fn without_a_signal_nothing_is_learned() {
 }
 
 #[test]
+fn rewards_that_say_nothing_of_the_answer_do_not_make_it_better() {
+    let script = r#"while read -r l; do id=${l#*\"id\":}; id=${id%%,*}; echo "{\"id\": $id, \"reward\": $(( id * 7919 % 13 % 2 ))}"; done"#;
+    let command = ["sh", "-c", script].map(str::to_owned).to_vec();
+    let spec = RewardSpec::Program { command, weight: 1.0, timeout: 10.0 };
+    let specs = BTreeMap::from([("dice".to_owned(), spec), ("accuracy".to_owned(), RewardSpec::Weight(0.0))]);
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings { max_refills: None, ..settings(60) };
+    let set = RewardSet::new(&specs, Path::new("")).unwrap();
+    let finished = train_with(&mut Fake::new(), &settings, dir.path(), set, &tasks()).unwrap();
+    assert!(series(&finished, "grad_norm").iter().any(|n| *n > 0.0));
+    let accuracy = series(&finished, "rollout/accuracy");
+    let last = accuracy[40..].iter().sum::<f64>() / 20.0;
+    assert!(last < 0.25, "{last}");
+}
+
+#[test]
 fn a_run_killed_at_any_step_continues_bit_by_bit() {
     let aqn = Aqn { sigma_start: 0.1, sigma_end: 0.01, stages: 3, ..Aqn::default() };
     for updates_per_rollout in [1, 2] {

@@ -8,6 +8,9 @@ pub trait Language {
     /// The rendered prompt's ids, up to where the model speaks (exactly one BOS where the model has one).
     fn prompt(&self, problem: &Problem) -> Result<Vec<u32>>;
 
+    /// The rendered prompt as text.
+    fn render(&self, problem: &Problem) -> Result<String>;
+
     /// Ids of a completion's text, without special tokens of the tokenizer's own.
     fn encode(&self, text: &str) -> Result<Vec<u32>>;
 

@@ -54,15 +54,29 @@ impl Config {
     }
 }
 
-/// Writes a model folder with fresh weights and a tokenizer of the words of `texts`; the same every time.
-pub fn make(dir: &Path, config: &Config, texts: &[String]) -> Result<()> {
+/// Opens the language of a model folder for the stage's data.
+pub type OpenLanguage<'a> = dyn Fn(&Path) -> Result<Box<dyn Language>> + 'a;
+
+/// Writes a model folder with fresh weights and a tokenizer of the words of all prompts and solutions; the same every
+/// time.
+pub fn make(dir: &Path, config: &Config, problems: &[Problem], open: &OpenLanguage<'_>) -> Result<()> {
     let architecture = config.architecture.as_ref().ok_or_else(|| Error::usage("sft: no architecture is given"))?;
-    if texts.is_empty() {
-        return Err(Error::input("there is no text to make a tokenizer of"));
+    if problems.is_empty() {
+        return Err(
+            Error::input("there is no problem to make a tokenizer of").hint("look at the data set of this stage")
+        );
     }
     std::fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
-    let vocabulary = tokenizer::write(dir, texts.iter().map(String::as_str), architecture.vocab_multiple)?;
-    scratch::write(dir, architecture, vocabulary, config.seed)
+    // Prompts are rendered with the folder's own chat template, so one without words is written first.
+    let write = |texts: &[String]| tokenizer::write(dir, texts.iter().map(String::as_str), architecture.vocab_multiple);
+    write(&[])?;
+    let language = open(dir)?;
+    let mut texts = Vec::with_capacity(2 * problems.len());
+    for problem in problems {
+        texts.push(language.render(problem)?);
+        texts.push(language.ideal(problem));
+    }
+    scratch::write(dir, architecture, write(&texts)?, config.seed)
 }
 
 /// Trains `engine`, which holds `policy`, on the problems' reference solutions (each closed by the end-of-sequence
@@ -137,6 +151,27 @@ mod tests {
     use super::*;
     use crate::model::{Checkpoint, ModelConfig};
 
+    /// Prompts as they are.
+    struct Plain;
+
+    impl Language for Plain {
+        fn prompt(&self, _: &Problem) -> Result<Vec<u32>> {
+            Ok(vec![1])
+        }
+        fn render(&self, problem: &Problem) -> Result<String> {
+            Ok(problem.prompt.clone())
+        }
+        fn encode(&self, _: &str) -> Result<Vec<u32>> {
+            Ok(vec![2])
+        }
+        fn decode(&self, _: &[u32]) -> Result<String> {
+            Ok(String::new())
+        }
+        fn ideal(&self, problem: &Problem) -> String {
+            problem.answer.clone()
+        }
+    }
+
     fn config() -> Config {
         serde_json::from_value(serde_json::json!({
             "architecture": {
@@ -150,10 +185,22 @@ mod tests {
     #[test]
     fn a_model_made_from_nothing_is_the_same_every_time_and_reads_back() {
         let dir = tempfile::tempdir().unwrap();
-        let texts = ["Tom has 12 apples.".to_owned()];
+        let problem = Problem {
+            id: "1".into(),
+            prompt: "Tom has 12 apples.".into(),
+            answer: "12".into(),
+            solution: None,
+            tags: Default::default(),
+        };
+        let open = |_: &Path| -> Result<Box<dyn Language>> { Ok(Box::new(Plain)) };
         for name in ["a", "b"] {
-            make(&dir.path().join(name), &config(), &texts).unwrap();
+            make(&dir.path().join(name), &config(), std::slice::from_ref(&problem), &open).unwrap();
         }
+        assert!(
+            String::from_utf8(std::fs::read(dir.path().join("a/tokenizer.json")).unwrap())
+                .unwrap()
+                .contains("\" apples\"")
+        );
         let read = |name: &str, file: &str| std::fs::read(dir.path().join(name).join(file)).unwrap();
         for file in ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"] {
             assert_eq!(read("a", file), read("b", file), "{file}");
