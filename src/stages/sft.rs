@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DataRef, StageRef};
 use crate::rl::LrSchedule;
-pub use run::{OpenLanguage, make, train};
+pub use run::run_with;
 
 /// A small Qwen2 model made from nothing, with a word-level tokenizer made from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

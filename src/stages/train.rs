@@ -1,6 +1,8 @@
 //! `train`: GRPO or DAPO with Adaptive Quantization Noise.
 
 pub(super) mod finish;
+pub(super) mod material;
+mod parts;
 mod resolve;
 mod run;
 
@@ -14,7 +16,8 @@ use crate::rl::{
     Algorithm, Aqn, Clip, Correction, DynamicSampling, EarlyStop, KlEstimator, Loss, LrSchedule, Normalization,
     OldLogProbs, OptimizerKind, Overlong, Ratio, RewardAggregation, RewardSpec,
 };
-pub use run::{Material, train};
+pub use parts::Parts;
+pub use run::run_with;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::Config;
 use super::{scratch, tokenizer};
 use crate::data::Problem;
-use crate::engine::Engine;
 use crate::model::eos_ids;
 use crate::rl::OptimizerKind;
 use crate::rl::language::Language;
@@ -14,7 +13,9 @@ use crate::rl::metrics;
 use crate::rl::settings::OptimizerSettings;
 use crate::rl::supervised::{self, SupervisedSettings};
 use crate::stages::inputs::PolicyFiles;
+use crate::stages::train::Parts;
 use crate::stages::train::finish::{Form, recent};
+use crate::stages::train::material;
 use crate::stages::{Context, Output};
 use crate::store::{Handle, Location};
 use crate::{Error, Result};
@@ -79,23 +80,31 @@ pub fn make(dir: &Path, config: &Config, problems: &[Problem], open: &OpenLangua
     scratch::write(dir, architecture, write(&texts)?, config.seed)
 }
 
-/// Trains `engine`, which holds `policy`, on the problems' reference solutions (each closed by the end-of-sequence
-/// token); continues from `context.work`.
-pub fn train(
-    context: &Context<'_>,
-    config: &Config,
-    policy: &PolicyFiles,
-    engine: &mut dyn Engine,
-    problems: &[Problem],
-    language: &dyn Language,
-) -> Result<Output> {
+/// Trains on the problems' reference solutions, each closed by the end-of-sequence token; continues from
+/// `context.work`.
+pub fn run_with(context: &Context<'_>, config: &Config, parts: &Parts<'_>) -> Result<Output> {
     let settings = config.settings()?;
-    let form = match &config.policy {
-        Some(slot) => Form::of(context, &slot.0, policy)?,
-        None => Form::Model,
+    let problems = material::problems(context, "data")?;
+    let spec = material::spec(context, "data")?;
+    let open = |dir: &Path| (parts.language)(dir, &spec);
+    let (policy, form) = match &config.policy {
+        Some(slot) => {
+            let policy = context.policy(&slot.0)?;
+            let form = Form::of(context, &slot.0, &policy)?;
+            (policy, form)
+        }
+        None => {
+            let model = context.work.join("init");
+            make(&model, config, &problems, &open)?;
+            (PolicyFiles { model, adapter: None, trainable_model: true }, Form::Model)
+        }
     };
-    let rows = rows(context, config, &policy.model, problems, language)?;
-    let metrics_file = supervised::run(engine, &settings, &rows, &context.work, context.progress, context.cancel)?;
+    let language = open(&policy.model)?;
+    let mut engine = (parts.engine)(&policy, form.trainable(), context.threads)?;
+    let engine = engine.as_mut();
+    let rows = rows(context, config, &policy.model, &problems, language.as_ref())?;
+    let metrics_file =
+        supervised::run(&mut *engine, &settings, &rows, &context.work, context.progress, context.cancel)?;
     let mut summary = recent(&metrics::read(&metrics_file)?, &["loss", "entropy", "train/tok_s"]);
     summary.insert("steps".to_owned(), settings.steps.into());
     summary.insert("rows".to_owned(), rows.len().into());

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::engine::{Engine, NamedTensor};
+use crate::engine::{Engine, NamedTensor, Trainable};
 use crate::model::{Adapter, ModelConfig, copy_companions, read_json, write_dense};
 use crate::rl::{metrics, tensorboard};
 use crate::stages::inputs::PolicyFiles;
@@ -31,6 +31,14 @@ impl Form {
             None if policy.trainable_model => Ok(Self::Model),
             None => Err(Error::usage("a quantized model cannot be trained without an adapter")
                 .hint("put a `lora` stage between `quantize` and this one, or train the model in bf16")),
+        }
+    }
+
+    /// What the engine shall train.
+    pub fn trainable(&self) -> Trainable {
+        match self {
+            Self::Adapter { template, .. } => Trainable::Adapter { norms: template.norms },
+            Self::Model => Trainable::All,
         }
     }
 
