@@ -5,6 +5,8 @@
 mod fake;
 #[path = "trainer/faults.rs"]
 mod faults;
+#[path = "trainer/stages.rs"]
+mod stages;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use super::inputs::PolicyFiles;
 use super::{DataRef, StageRef};
 use crate::rl::{
     Algorithm, Aqn, Clip, Correction, DynamicSampling, EarlyStop, KlEstimator, Loss, LrSchedule, Normalization,
