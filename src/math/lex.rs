@@ -1,0 +1,410 @@
+//! Cleaned text -> tokens: numbers with their separators, symbols, commands, texts.
+
+use super::clean::MAX_ANSWER;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Token {
+    /// Digits with at most one point, separators taken out.
+    Number(String),
+    /// One letter or a Greek name, with its subscript (`a_1`).
+    Symbol(String),
+    /// A command or function name without its backslash.
+    Command(String),
+    /// Words: `\text{..}`, or plain words of several letters.
+    Text(String),
+    /// Any other character; `\{` and `\}` are `«` and `»`.
+    Char(char),
+}
+
+/// Why an answer cannot be read as mathematics; it is then compared as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unreadable;
+
+pub(super) const FUNCTIONS: &[&str] = &[
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "asin", "acos", "atan", "sinh", "cosh",
+    "tanh", "ln", "log", "lg", "exp", "sqrt", "abs", "floor", "ceil", "gcd", "lcm", "max", "min", "arccot", "arcctg",
+    "ctg", "tg", "arctg",
+];
+
+const GREEK: &[&str] = &[
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
+    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega", "Gamma",
+    "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi", "Omega", "ell",
+];
+
+/// Words that are units or separators even without `\text`; single letters stay variables.
+const SHORT_WORDS: &[&str] = &[
+    "or", "and", "kg", "cm", "mm", "km", "ft", "mi", "hr", "hrs", "min", "mins", "sec", "secs", "lb", "lbs", "oz",
+    "mph", "kph", "am", "pm", "usd", "eur", "mg", "ml", "in", "yd", "day", "deg", "men", "boy", "car", "cat", "dog",
+    "egg", "ways", "way", "not", "yes", "no", "nan", "NaN", "the", "is", "are", "odd", "red", "USD", "PM", "AM",
+];
+
+/// Commands that only change how things look.
+const SILENT: &[&str] = &[
+    "left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "displaystyle", "textstyle",
+    "large", "Large", "LARGE", "huge", "small", "limits", "quad", "qquad", "bf", "rm", "it", "boxed", "fbox",
+    "underline", "mathbf", "boldsymbol", "bm", "mathit", "mathsf", "mathcal", "hfill", "enspace", "thinspace",
+    "negthinspace", "phantom", "bold", "vec", "overrightarrow", "mathbin", "mathrel", "middle", "nolimits",
+];
+
+const TEXTS: &[&str] = &[
+    "text", "textbf", "textit", "textrm", "mathrm", "mbox", "operatorname", "textsf", "texttt", "emph", "hbox", "bold",
+    "textnormal", "rm",
+];
+
+struct Lexer<'a> {
+    chars: Vec<char>,
+    at: usize,
+    depth: usize,
+    out: Vec<Token>,
+    _text: std::marker::PhantomData<&'a str>,
+}
+
+/// Tokens of `text`; longer input than [`MAX_ANSWER`] characters is unreadable.
+pub(super) fn lex(text: &str) -> Result<Vec<Token>, Unreadable> {
+    if text.len() > 4 * MAX_ANSWER {
+        return Err(Unreadable);
+    }
+    let chars: Vec<char> = text.chars().collect();
+    if chars.len() > MAX_ANSWER {
+        return Err(Unreadable);
+    }
+    let mut lexer =
+        Lexer { out: Vec::with_capacity(chars.len()), chars, at: 0, depth: 0, _text: std::marker::PhantomData };
+    lexer.run()?;
+    Ok(lexer.out)
+}
+
+impl Lexer<'_> {
+    fn peek(&self, ahead: usize) -> Option<char> {
+        self.chars.get(self.at + ahead).copied()
+    }
+
+    fn starts(&self, at: usize, text: &str) -> bool {
+        text.chars().enumerate().all(|(i, c)| self.chars.get(at + i) == Some(&c))
+    }
+
+    fn run(&mut self) -> Result<(), Unreadable> {
+        while let Some(c) = self.peek(0) {
+            match c {
+                c if c.is_whitespace() || c == '~' || c == '$' && !self.currency() => self.at += 1,
+                '0'..='9' => self.number(),
+                '.' if self.peek(1).is_some_and(|d| d.is_ascii_digit()) => self.number(),
+                '\\' => self.command()?,
+                'a'..='z' | 'A'..='Z' => self.word(),
+                '€' | '£' | '¥' | '₹' => {
+                    self.out.push(Token::Text(c.to_string()));
+                    self.at += 1;
+                }
+                '$' => {
+                    self.out.push(Token::Text("$".to_owned()));
+                    self.at += 1;
+                }
+                '(' | '[' => {
+                    self.depth += 1;
+                    self.push(c);
+                }
+                ')' | ']' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    self.push(c);
+                }
+                '*' if self.peek(1) == Some('*') => {
+                    self.at += 1;
+                    self.push('^');
+                }
+                '{' if self.starts(self.at, "{,}") => {
+                    self.at += 3;
+                    self.out.push(Token::Char(','));
+                }
+                '<' | '>' | '!' if self.peek(1) == Some('=') => {
+                    self.at += 2;
+                    let name = match c {
+                        '<' => "le",
+                        '>' => "ge",
+                        _ => "ne",
+                    };
+                    self.out.push(Token::Command(name.to_owned()));
+                }
+                c if c.is_alphabetic() => {
+                    // A letter of another script: part of a word.
+                    let start = self.at;
+                    while self.peek(0).is_some_and(char::is_alphabetic) {
+                        self.at += 1;
+                    }
+                    self.out.push(Token::Text(self.chars[start..self.at].iter().collect()));
+                }
+                c => self.push(c),
+            }
+        }
+        Ok(())
+    }
+
+    /// A dollar sign before a number is a currency.
+    fn currency(&self) -> bool {
+        let mut i = 1;
+        while self.peek(i) == Some(' ') {
+            i += 1;
+        }
+        self.peek(i).is_some_and(|c| c.is_ascii_digit() || c == '.')
+    }
+
+    fn push(&mut self, c: char) {
+        self.out.push(Token::Char(c));
+        self.at += 1;
+    }
+
+    fn digits(&self, at: usize) -> usize {
+        self.chars[at.min(self.chars.len())..].iter().take_while(|c| c.is_ascii_digit()).count()
+    }
+
+    /// Reads digits with thousands separators and a fraction.
+    fn number(&mut self) {
+        let mut text = String::new();
+        let first = self.digits(self.at);
+        text.extend(&self.chars[self.at..self.at + first]);
+        self.at += first;
+        if (1..=3).contains(&first) && text != "0" {
+            while let Some(next) = self.group() {
+                text.extend(&self.chars[next..next + 3]);
+                self.at = next + 3;
+            }
+        }
+        if self.peek(0) == Some('.') && (self.digits(self.at + 1) > 0 || first > 0 && self.peek(1) != Some('.')) {
+            let digits = self.digits(self.at + 1);
+            if digits > 0 || !self.peek(1).is_some_and(char::is_alphabetic) {
+                text.push('.');
+                text.extend(&self.chars[self.at + 1..self.at + 1 + digits]);
+                self.at += 1 + digits;
+            }
+        }
+        self.out.push(Token::Number(text));
+    }
+
+    /// Where the next group of exactly three digits starts, if a separator and such a group follow.
+    fn group(&self) -> Option<usize> {
+        const SEPARATORS: &[&str] = &["{,}", ",\\!", "\\,", "\\!", "\\ ", "{\\,}", "\\:", "\\;", ","];
+        let at = self.at;
+        let (mut next, plain) = SEPARATORS
+            .iter()
+            .find(|s| self.starts(at, s))
+            .map(|s| (at + s.chars().count(), *s == ","))
+            .or_else(|| (self.peek(0) == Some(' ')).then_some((at + 1, false)))?;
+        if plain && self.depth > 0 {
+            return None;
+        }
+        if !plain && self.chars.get(next) == Some(&' ') && self.chars.get(at) != Some(&' ') {
+            next += 1;
+        }
+        let digits = self.digits(next);
+        (digits == 3 && !(self.chars.get(next + 3) == Some(&'/') && self.chars.get(at) == Some(&' '))).then_some(next)
+    }
+
+    fn name(&self, at: usize) -> String {
+        self.chars[at.min(self.chars.len())..].iter().take_while(|c| c.is_ascii_alphabetic()).collect()
+    }
+
+    /// The balanced `{..}` at the position, past blanks: its content.
+    fn braced(&mut self) -> Option<String> {
+        let mut i = self.at;
+        while self.chars.get(i) == Some(&' ') {
+            i += 1;
+        }
+        if self.chars.get(i) != Some(&'{') {
+            return None;
+        }
+        let start = i + 1;
+        let mut depth = 0usize;
+        while let Some(&c) = self.chars.get(i) {
+            match c {
+                '\\' => i += 1,
+                '{' => depth += 1,
+                '}' => {
+                    depth -= 1;
+                    if depth == 0 {
+                        self.at = i + 1;
+                        return Some(self.chars[start..i].iter().collect());
+                    }
+                }
+                _ => {}
+            }
+            i += 1;
+        }
+        None
+    }
+
+    /// A subscript becomes part of the symbol's name.
+    fn symbol(&mut self, mut name: String) {
+        let mut i = self.at;
+        while self.chars.get(i) == Some(&' ') {
+            i += 1;
+        }
+        if self.chars.get(i) == Some(&'_') {
+            self.at = i + 1;
+            let below = match self.braced() {
+                Some(below) => below,
+                None => {
+                    let c = self.peek(0);
+                    self.at += usize::from(c.is_some());
+                    c.map(String::from).unwrap_or_default()
+                }
+            };
+            name.push('_');
+            name.extend(below.chars().filter(|c| !c.is_whitespace() && !matches!(c, '{' | '}' | '\\')));
+        }
+        let mut primes = 0;
+        while self.peek(0) == Some('\'') && primes < 4 {
+            name.push('\'');
+            self.at += 1;
+            primes += 1;
+        }
+        self.out.push(Token::Symbol(name));
+    }
+
+    fn word(&mut self) {
+        let run = self.name(self.at);
+        let after = self.peek(run.chars().count());
+        if FUNCTIONS.contains(&run.as_str()) && !(matches!(run.as_str(), "min" | "sec") && self.after_number()) {
+            self.at += run.len();
+            self.out.push(Token::Command(run));
+        } else if matches!(run.as_str(), "pi" | "infinity" | "inf" | "infty" | "oo") {
+            self.at += run.len();
+            self.out.push(Token::Command(if run == "pi" { "pi" } else { "infty" }.to_owned()));
+        } else if GREEK.contains(&run.as_str()) && run.len() > 2 {
+            self.at += run.len();
+            self.symbol(run);
+        } else if run.len() >= 4 || SHORT_WORDS.contains(&run.as_str()) || run.len() == 3 && after != Some('(') {
+            self.at += run.len();
+            self.out.push(Token::Text(run));
+        } else {
+            let c = self.chars[self.at];
+            self.at += 1;
+            // Digits and letters glued together (`1A3_{16}`) are read by the base parser from these tokens.
+            self.symbol_unless_base(c);
+        }
+    }
+
+    fn after_number(&self) -> bool {
+        matches!(self.out.last(), Some(Token::Number(_)))
+    }
+
+    /// `A_{16}` after a digit is the end of a number in base 16, not a symbol with a subscript.
+    fn symbol_unless_base(&mut self, c: char) {
+        if self.peek(0) == Some('_')
+            && c.is_ascii_hexdigit()
+            && matches!(self.out.last(), Some(Token::Number(_)))
+            && self.at >= 2
+            && self.chars[self.at - 2].is_ascii_digit()
+        {
+            self.out.push(Token::Symbol(c.to_string()));
+        } else {
+            self.symbol(c.to_string());
+        }
+    }
+
+    fn command(&mut self) -> Result<(), Unreadable> {
+        self.at += 1;
+        let Some(c) = self.peek(0) else { return Ok(()) };
+        if !c.is_ascii_alphabetic() {
+            self.at += 1;
+            match c {
+                '{' => {
+                    self.depth += 1;
+                    self.out.push(Token::Char('«'));
+                }
+                '}' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    self.out.push(Token::Char('»'));
+                }
+                '%' => self.out.push(Token::Char('%')),
+                '$' => self.out.push(Token::Text("$".to_owned())),
+                '|' => self.out.push(Token::Char('‖')),
+                '\\' => self.out.push(Token::Command("newline".to_owned())),
+                _ => {}
+            }
+            return Ok(());
+        }
+        let name = self.name(self.at);
+        self.at += name.len();
+        if TEXTS.contains(&name.as_str()) {
+            let Some(content) = self.braced() else { return Ok(()) };
+            return self.text(&content, &name);
+        }
+        match name.as_str() {
+            "left" | "right" if self.peek(0) == Some('.') => self.at += 1,
+            "color" | "hspace" | "vspace" | "label" | "tag" => {
+                self.braced();
+            }
+            "textcolor" => {
+                self.braced();
+            }
+            "dots" | "ldots" | "cdots" => self.out.push(Token::Text("...".to_owned())),
+            "circ" => self.out.push(Token::Command(name)),
+            "textdollar" | "textdegree" | "degree" | "pounds" | "euro" => self.out.push(match name.as_str() {
+                "textdollar" => Token::Text("$".to_owned()),
+                "pounds" => Token::Text("£".to_owned()),
+                "euro" => Token::Text("€".to_owned()),
+                _ => Token::Command("degree".to_owned()),
+            }),
+            "begin" | "end" => {
+                let environment = self.braced().ok_or(Unreadable)?;
+                let environment = environment.trim_end_matches('*');
+                if name == "begin" && matches!(environment, "array" | "tabular") {
+                    self.braced();
+                }
+                self.out.push(Token::Command(format!("{name}:{environment}")));
+            }
+            "mathbb" => {
+                let set = self.braced().ok_or(Unreadable)?;
+                self.out.push(Token::Command(format!("mathbb:{}", set.trim())));
+            }
+            _ if SILENT.contains(&name.as_str()) => {}
+            _ if GREEK.contains(&name.as_str()) => self.symbol(name),
+            _ => self.out.push(Token::Command(name)),
+        }
+        Ok(())
+    }
+
+    /// `\text{27}` is a number, `\text{(E)}` and `\text{cm}` are words; one letter in `\mathrm` is a symbol.
+    fn text(&mut self, content: &str, command: &str) -> Result<(), Unreadable> {
+        let trimmed = content.trim();
+        let letters = trimmed.chars().filter(|c| c.is_alphabetic()).count();
+        let function = FUNCTIONS.contains(&trimmed);
+        if letters == 0 && !trimmed.contains('\\') || letters == 1 && trimmed.len() == 1 && command != "mbox" || function {
+            if letters == 1 && !matches!(trimmed, "e" | "i") && self.after_number() {
+                self.out.push(Token::Text(trimmed.to_owned()));
+                return Ok(());
+            }
+            let tokens = lex(trimmed)?;
+            self.out.extend(tokens);
+        } else if !trimmed.is_empty() {
+            self.out.push(Token::Text(trimmed.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(text: &str) -> Vec<String> {
+        let tokens = lex(text).expect("readable");
+        tokens
+            .into_iter()
+            .map(|t| match t {
+                Token::Number(n) => n,
+                other => format!("{other:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn thousands_separators_join_only_groups_of_three() {
+        for text in ["2,220", "2{,}220", "2\\,220", "2 220", "2,\\!220"] {
+            assert_eq!(numbers(text), ["2220"], "{text}");
+        }
+        assert_eq!(numbers("11,\\! 111,\\! 111,\\! 100"), ["11111111100"]);
+        assert_eq!(numbers("720, 721").len(), 3);
+        assert_eq!(numbers("(100,200)").len(), 5);
+    }
+}
