@@ -103,7 +103,7 @@ impl Builtin {
 
 /// 1 correct, 0 wrong or without an answer; `None` where the gold answer itself cannot be read.
 pub fn accuracy(completion: &str, gold: &str) -> Option<f64> {
-    match crate::math::grade(completion, gold).verdict {
+    match crate::math::grade(gold, completion).verdict {
         Verdict::Correct => Some(1.0),
         Verdict::Wrong | Verdict::NoAnswer => Some(0.0),
         Verdict::GoldUnparseable => None,
