@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use qerl::control::{Cancel, Quiet};
-use qerl::data::Problem;
+use qerl::data::{DataSpec, Problem};
 use qerl::engine::*;
 use qerl::hub::Hub;
 use qerl::model::{Checkpoint, ModelConfig, eos_ids, names};
@@ -122,6 +122,24 @@ impl Language for Plain {
     }
 }
 
+/// A bag for every model, and what it was asked to train.
+#[derive(Default)]
+struct Toys {
+    seen: Mutex<Vec<Trainable>>,
+}
+
+impl train::Parts for Toys {
+    fn engine(&self, policy: &train::PolicyFiles, trainable: Trainable, _: usize) -> Result<Box<dyn Engine>> {
+        self.seen.lock().unwrap().push(trainable);
+        Ok(Box::new(Bag::load(&policy.model)?))
+    }
+
+    fn language(&self, model: &Path, _: &DataSpec) -> Result<Box<dyn Language>> {
+        // The folder has no model yet when its tokenizer is being made.
+        Ok(Box::new(Plain(ModelConfig::read(model).map_or(0, |c| c.vocab_size as u32))))
+    }
+}
+
 fn artifact(dir: &Path, kind: Kind, handle: Handle, config: serde_json::Value) -> Artifact {
     let meta = Meta {
         fingerprint: "0".repeat(64),
@@ -183,16 +201,7 @@ fn a_model_is_made_from_nothing_and_trained() {
     let parts = BTreeMap::from([("train".to_owned(), "train.jsonl".to_owned())]);
     let problems =
         artifact(root, Kind::Split, Handle::Problems { parts }, serde_json::json!({"spec": {"max_prompt_tokens": 9}}));
-    let seen = Mutex::new(Vec::new());
-    let engine = |policy: &train::PolicyFiles, trainable: Trainable, _: usize| {
-        seen.lock().unwrap().push(trainable);
-        Ok(Box::new(Bag::load(&policy.model)?) as Box<dyn Engine>)
-    };
-    let language = |model: &Path, _: &qerl::data::DataSpec| {
-        let vocabulary = ModelConfig::read(model).map_or(0, |c| c.vocab_size as u32);
-        Ok(Box::new(Plain(vocabulary)) as Box<dyn Language>)
-    };
-    let made_of = train::Parts { engine: &engine, language: &language };
+    let made_of = Toys::default();
 
     let config: sft::Config = serde_json::from_value(serde_json::json!({
         "architecture": {"hidden_size": 16, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 16, "intermediate": 32},
@@ -228,5 +237,5 @@ fn a_model_is_made_from_nothing_and_trained() {
     assert_eq!(weights("4"), weights("last"));
     assert_eq!(trained.summary["steps"], 4);
     assert!(trained.summary["reward"].is_number(), "{}", trained.summary);
-    assert_eq!(*seen.lock().unwrap(), [Trainable::All, Trainable::All]);
+    assert_eq!(*made_of.seen.lock().unwrap(), [Trainable::All, Trainable::All]);
 }

@@ -82,11 +82,11 @@ pub fn make(dir: &Path, config: &Config, problems: &[Problem], open: &OpenLangua
 
 /// Trains on the problems' reference solutions, each closed by the end-of-sequence token; continues from
 /// `context.work`.
-pub fn run_with(context: &Context<'_>, config: &Config, parts: &Parts<'_>) -> Result<Output> {
+pub fn run_with(context: &Context<'_>, config: &Config, parts: &dyn Parts) -> Result<Output> {
     let settings = config.settings()?;
     let problems = material::problems(context, "data")?;
     let spec = material::spec(context, "data")?;
-    let open = |dir: &Path| (parts.language)(dir, &spec);
+    let open = |dir: &Path| parts.language(dir, &spec);
     let (policy, form) = match &config.policy {
         Some(slot) => {
             let policy = context.policy(&slot.0)?;
@@ -100,7 +100,7 @@ pub fn run_with(context: &Context<'_>, config: &Config, parts: &Parts<'_>) -> Re
         }
     };
     let language = open(&policy.model)?;
-    let mut engine = (parts.engine)(&policy, form.trainable(), context.threads)?;
+    let mut engine = parts.engine(&policy, form.trainable(), context.threads)?;
     let engine = engine.as_mut();
     let rows = rows(context, config, &policy.model, &problems, language.as_ref())?;
     let metrics_file =

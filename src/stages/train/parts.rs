@@ -8,11 +8,11 @@ use crate::engine::{Engine, Trainable};
 use crate::rl::language::Language;
 use crate::stages::inputs::PolicyFiles;
 
-/// Makers of the parts; the stage itself decides which it needs.
-#[derive(Clone, Copy)]
-pub struct Parts<'a> {
+/// Makes the parts; the stage itself decides which it needs.
+pub trait Parts {
     /// Loads a policy with `threads` CPU threads.
-    pub engine: &'a dyn Fn(&PolicyFiles, Trainable, usize) -> Result<Box<dyn Engine>>,
+    fn engine(&self, policy: &PolicyFiles, trainable: Trainable, threads: usize) -> Result<Box<dyn Engine>>;
+
     /// The tokenizer and chat template of a model folder with a data set's prompt template.
-    pub language: &'a dyn Fn(&Path, &DataSpec) -> Result<Box<dyn Language>>,
+    fn language(&self, model: &Path, spec: &DataSpec) -> Result<Box<dyn Language>>;
 }

@@ -31,18 +31,18 @@ struct Material {
 }
 
 impl Material {
-    fn read(context: &Context<'_>, slot: &str, model: &Path, parts: &Parts<'_>) -> Result<Self> {
+    fn read(context: &Context<'_>, slot: &str, model: &Path, parts: &dyn Parts) -> Result<Self> {
         let spec = material::spec(context, slot)?;
         Ok(Self {
             problems: material::problems(context, slot)?,
-            language: (parts.language)(model, &spec)?,
+            language: parts.language(model, &spec)?,
             max_prompt_tokens: spec.max_prompt_tokens,
         })
     }
 }
 
 /// Trains the policy; continues from `context.work` where an earlier run of the same stage was interrupted.
-pub fn run_with(context: &Context<'_>, config: &Config, parts: &Parts<'_>) -> Result<Output> {
+pub fn run_with(context: &Context<'_>, config: &Config, parts: &dyn Parts) -> Result<Output> {
     let settings = config.settings()?;
     let policy = context.policy(&config.policy.0)?;
     let form = Form::of(context, &config.policy.0, &policy)?;
@@ -53,7 +53,7 @@ pub fn run_with(context: &Context<'_>, config: &Config, parts: &Parts<'_>) -> Re
     if eos.is_empty() {
         context.progress.say("the model names no end-of-sequence id: every completion runs to max_completion");
     }
-    let mut engine = (parts.engine)(&policy, form.trainable(), context.threads)?;
+    let mut engine = parts.engine(&policy, form.trainable(), context.threads)?;
     let engine = engine.as_mut();
     let context_length = engine.config().max_position;
     let tasks = tasks(context, &material, context_length)?;
