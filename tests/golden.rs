@@ -2,3 +2,5 @@
 
 #[path = "golden/formats.rs"]
 mod formats;
+#[path = "golden/rl.rs"]
+mod rl;

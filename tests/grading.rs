@@ -42,7 +42,12 @@ fn agreement(rows: &[serde_json::Value]) -> (usize, usize, usize) {
         rejects += usize::from(!said && expected);
         if said != expected {
             let extracted = grade.extracted.map(|e| e.chars().take(100).collect::<String>());
-            eprintln!("{} {}: gold {:?} extracted {extracted:?} said {said}", row["id"], row["kind"], text(row, "gold"));
+            eprintln!(
+                "{} {}: gold {:?} extracted {extracted:?} said {said}",
+                row["id"],
+                row["kind"],
+                text(row, "gold")
+            );
         }
     }
     (right, accepts, rejects)
@@ -126,11 +131,74 @@ fn ordinary_pairs_per_second() {
 
 /// What goes wrong in grammars: pieces that open, close, nest and explode.
 const PIECES: &[&str] = &[
-    "\\boxed{", "}", "{", "\\frac", "\\frac{1}{2}", "\\sqrt", "\\sqrt[3]{", "(", ")", "[", "]", "\\left(", "\\right)", "^",
-    "_", "9^9^9", "!", "%", "$", "\\$", "####", "The answer is ", "<answer>", "</answer>", "</think>", ",", "=", "<",
-    "\\pm", "\\text{ or }", "\\text{", "\\begin{pmatrix}", "\\end{pmatrix}", "&", "\\\\", "x", "i", "e", "\\pi", "12",
-    "0", "1,000", ".5", "-", "+", "/", "\\cdot", "\\ln", "\\log_2", "\\sin^2", "|", "\\{", "\\}", "\\cup", ":", "°", "−",
-    "\u{0}", "é", "6７", "\\infty", "\\binom{9}{4}", "2000!", "\\", "\\in", "\\mid", " ", "\n",
+    "\\boxed{",
+    "}",
+    "{",
+    "\\frac",
+    "\\frac{1}{2}",
+    "\\sqrt",
+    "\\sqrt[3]{",
+    "(",
+    ")",
+    "[",
+    "]",
+    "\\left(",
+    "\\right)",
+    "^",
+    "_",
+    "9^9^9",
+    "!",
+    "%",
+    "$",
+    "\\$",
+    "####",
+    "The answer is ",
+    "<answer>",
+    "</answer>",
+    "</think>",
+    ",",
+    "=",
+    "<",
+    "\\pm",
+    "\\text{ or }",
+    "\\text{",
+    "\\begin{pmatrix}",
+    "\\end{pmatrix}",
+    "&",
+    "\\\\",
+    "x",
+    "i",
+    "e",
+    "\\pi",
+    "12",
+    "0",
+    "1,000",
+    ".5",
+    "-",
+    "+",
+    "/",
+    "\\cdot",
+    "\\ln",
+    "\\log_2",
+    "\\sin^2",
+    "|",
+    "\\{",
+    "\\}",
+    "\\cup",
+    ":",
+    "°",
+    "−",
+    "\u{0}",
+    "é",
+    "6７",
+    "\\infty",
+    "\\binom{9}{4}",
+    "2000!",
+    "\\",
+    "\\in",
+    "\\mid",
+    " ",
+    "\n",
 ];
 
 proptest! {

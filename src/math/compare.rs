@@ -33,12 +33,8 @@ impl Comparison {
             (Value::Unit(g, _), a) => self.equal(g, a),
             (g, Value::Unit(a, _)) => self.equal(g, a),
             (Value::Percent(g), Value::Percent(a)) => self.expressions(g, a),
-            (Value::Percent(g), Value::Expr(a)) => {
-                self.expressions(g, a) || self.expressions(&hundredth(g), a)
-            }
-            (Value::Expr(g), Value::Percent(a)) => {
-                self.expressions(g, a) || self.expressions(g, &hundredth(a))
-            }
+            (Value::Percent(g), Value::Expr(a)) => self.expressions(g, a) || self.expressions(&hundredth(g), a),
+            (Value::Expr(g), Value::Percent(a)) => self.expressions(g, a) || self.expressions(g, &hundredth(a)),
             (Value::Expr(g), Value::Expr(a)) => self.expressions(g, a),
             (Value::Text(g), Value::Text(a)) => {
                 self.evidence = "same words";
@@ -49,9 +45,7 @@ impl Comparison {
                 g == a && b == c
             }
             (Value::Ratio(g, gt, gs), Value::Ratio(a, at, s)) => self.ratios((g, *gt, gs), (a, *at, s)),
-            (Value::Group(o, g, c), Value::Group(p, a, d)) => {
-                o == p && c == d && self.in_order(g, a)
-            }
+            (Value::Group(o, g, c), Value::Group(p, a, d)) => o == p && c == d && self.in_order(g, a),
             (Value::Matrix(g), Value::Matrix(a)) => {
                 g.len() == a.len()
                     && g.iter().zip(a).all(|(x, y)| {
@@ -77,10 +71,7 @@ impl Comparison {
                     None => false,
                 }
             }
-            (
-                Value::List(g) | Value::Set(g) | Value::Union(g),
-                Value::List(a) | Value::Set(a) | Value::Union(a),
-            ) => {
+            (Value::List(g) | Value::Set(g) | Value::Union(g), Value::List(a) | Value::Set(a) | Value::Union(a)) => {
                 let (g, a) = (flat(g), flat(a));
                 self.any_order(&g, &a)
             }

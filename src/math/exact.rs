@@ -238,9 +238,7 @@ impl Exact {
             return Ok(None);
         }
         // Denominators do not matter for where an equation holds.
-        let (Some((ma, ca)), Some(cb)) =
-            (a.num.iter().next(), a.num.keys().next().and_then(|m| b.num.get(m)))
-        else {
+        let (Some((ma, ca)), Some(cb)) = (a.num.iter().next(), a.num.keys().next().and_then(|m| b.num.get(m))) else {
             return Ok(None);
         };
         let _ = ma;
@@ -396,7 +394,11 @@ impl Exact {
         }
         if n > MAX_EXPAND {
             let name = format!("({})", base.key());
-            return if name.len() > 4096 { Err(Trouble::Budget) } else { Ok(self.opaque_atom(name, Exponent::from(n))) };
+            return if name.len() > 4096 {
+                Err(Trouble::Budget)
+            } else {
+                Ok(self.opaque_atom(name, Exponent::from(n)))
+            };
         }
         let mut result = Fraction::of(one());
         for _ in 0..n {
@@ -413,14 +415,21 @@ impl Exact {
         let Some((mono, c)) = base.monomial().map(|(m, c)| (m.clone(), c.clone())) else {
             let name = format!("({})", base.key());
             // sqrt of a square sum such as sqrt((x+1)^2) is left to the probes.
-            return if name.len() > 4096 { Err(Trouble::Budget) } else { Ok(self.opaque_atom(name, Exponent::new(n, d))) };
+            return if name.len() > 4096 {
+                Err(Trouble::Budget)
+            } else {
+                Ok(self.opaque_atom(name, Exponent::new(n, d)))
+            };
         };
         let mut out: Monomial = Vec::new();
         for (name, e) in &mono {
             let power = e.checked_mul(&Exponent::new(n, d)).ok_or(Trouble::Budget)?;
             let even_base = e.is_integer() && e.to_integer() % 2 == 0 && !name.starts_with('#') && d % 2 == 0;
             let odd_result = !power.is_integer() || power.to_integer() % 2 != 0;
-            if even_base && odd_result && !name.starts_with(|c: char| c.is_ascii_digit()) || name == "#i" || name == "#inf" {
+            if even_base && odd_result && !name.starts_with(|c: char| c.is_ascii_digit())
+                || name == "#i"
+                || name == "#inf"
+            {
                 // sqrt(x^2) is |x|, not x.
                 let name = format!("({})", base.key());
                 return if name.len() > 4096 {

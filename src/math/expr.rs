@@ -176,7 +176,18 @@ impl<'a> Parser<'a> {
             Some(Token::Command(name)) => {
                 matches!(
                     name.as_str(),
-                    "frac" | "dfrac" | "tfrac" | "cfrac" | "sqrt" | "pi" | "infty" | "binom" | "dbinom" | "tbinom" | "lfloor" | "lceil"
+                    "frac"
+                        | "dfrac"
+                        | "tfrac"
+                        | "cfrac"
+                        | "sqrt"
+                        | "pi"
+                        | "infty"
+                        | "binom"
+                        | "dbinom"
+                        | "tbinom"
+                        | "lfloor"
+                        | "lceil"
                 ) || FUNCTIONS.contains(&name.as_str())
             }
             _ => false,
@@ -349,10 +360,7 @@ impl<'a> Parser<'a> {
             (self.peek(), self.tokens.get(self.at + 1), self.tokens.get(self.at + 2))
         {
             self.at += 3;
-            Some(Expr::Product(vec![
-                Expr::Number(rational(a)?),
-                Expr::Inverse(Box::new(Expr::Number(rational(b)?))),
-            ]))
+            Some(Expr::Product(vec![Expr::Number(rational(a)?), Expr::Inverse(Box::new(Expr::Number(rational(b)?)))]))
         } else {
             None
         };
@@ -442,7 +450,9 @@ impl<'a> Parser<'a> {
                     break;
                 }
                 factors.push(if factors.is_empty() { self.signed_power()? } else { self.power()? });
-                if self.peek() == Some(&Token::Char('/')) && matches!(self.tokens.get(self.at + 1), Some(Token::Number(_))) {
+                if self.peek() == Some(&Token::Char('/'))
+                    && matches!(self.tokens.get(self.at + 1), Some(Token::Number(_)))
+                {
                     self.at += 1;
                     factors.push(Expr::Inverse(Box::new(self.power()?)));
                 }

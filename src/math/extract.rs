@@ -265,7 +265,8 @@ fn shorten(line: &str) -> String {
         line = &line[..at];
     }
     let line = line.trim_end_matches(['.', '*', '`', ';', ' ']);
-    let line = if line.ends_with('!') && !line.ends_with("!!") && line.len() < 400 { &line[..line.len() - 1] } else { line };
+    let line =
+        if line.ends_with('!') && !line.ends_with("!!") && line.len() < 400 { &line[..line.len() - 1] } else { line };
     if line.len() > 400 {
         return leading_number(line).map(str::to_owned).unwrap_or_default();
     }
@@ -275,7 +276,10 @@ fn shorten(line: &str) -> String {
     // `72, in total, so ...`: up to a comma before a word.
     let mut cut = line;
     for (at, _) in line.match_indices(", ") {
-        if line[at + 2..].chars().take_while(char::is_ascii_alphabetic).count() >= 2 && !line[at + 2..].starts_with("or ") && !line[at + 2..].starts_with("and ") {
+        if line[at + 2..].chars().take_while(char::is_ascii_alphabetic).count() >= 2
+            && !line[at + 2..].starts_with("or ")
+            && !line[at + 2..].starts_with("and ")
+        {
             cut = &line[..at];
             break;
         }
@@ -284,9 +288,9 @@ fn shorten(line: &str) -> String {
         return cut.to_owned();
     }
     let lower = cut.to_lowercase();
-    let doubt = lower.split(|c: char| !c.is_alphabetic()).any(|w| {
-        matches!(w, "or" | "either" | "not" | "maybe" | "between" | "about" | "approximately" | "t")
-    });
+    let doubt = lower
+        .split(|c: char| !c.is_alphabetic())
+        .any(|w| matches!(w, "or" | "either" | "not" | "maybe" | "between" | "about" | "approximately" | "t"));
     if doubt {
         return cut.to_owned();
     }
@@ -317,8 +321,10 @@ fn leading_number(text: &str) -> Option<&str> {
     let number = body[..end].trim_end_matches(['.', ',', '/']);
     // `3x` or `2^5` is more than its number.
     let next = body[end..].chars().next();
-    (number.len() > sign && number[sign..].starts_with(|c: char| c.is_ascii_digit()) && next.is_none_or(|c| c == ' ' || c == '*' || c == ',' || c == '.'))
-        .then_some(number)
+    (number.len() > sign
+        && number[sign..].starts_with(|c: char| c.is_ascii_digit())
+        && next.is_none_or(|c| c == ' ' || c == '*' || c == ',' || c == '.'))
+    .then_some(number)
 }
 
 /// Content of the last math environment that is not empty and not prose.
@@ -350,7 +356,10 @@ fn environment(text: &str) -> Option<&str> {
         };
         let after = i + mark.len();
         match open {
-            Some((start, m)) if m == mark && mark.starts_with('$') || matches!((open.map(|o| o.1), mark), (Some("\\("), "\\)") | (Some("\\["), "\\]")) => {
+            Some((start, m))
+                if m == mark && mark.starts_with('$')
+                    || matches!((open.map(|o| o.1), mark), (Some("\\("), "\\)") | (Some("\\["), "\\]")) =>
+            {
                 let start = open.map_or(start, |o| o.0);
                 let inner = &text[start..i];
                 if mark != "$" || looks_like_math(inner, &text[after..]) {
@@ -377,7 +386,10 @@ fn last_number(text: &str) -> Option<&str> {
     let bytes = text.as_bytes();
     let end = bytes.iter().rposition(u8::is_ascii_digit)? + 1;
     let mut start = end;
-    while start > 0 && (bytes[start - 1].is_ascii_digit() || matches!(bytes[start - 1], b'.' | b',' | b'/') && start > 1 && bytes[start - 2].is_ascii_digit()) {
+    while start > 0
+        && (bytes[start - 1].is_ascii_digit()
+            || matches!(bytes[start - 1], b'.' | b',' | b'/') && start > 1 && bytes[start - 2].is_ascii_digit())
+    {
         start -= 1;
     }
     if start > 0 && bytes[start - 1] == b'.' {

@@ -27,9 +27,41 @@ pub(super) const FUNCTIONS: &[&str] = &[
 ];
 
 const GREEK: &[&str] = &[
-    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
-    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega", "Gamma",
-    "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi", "Omega", "ell",
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "varepsilon",
+    "zeta",
+    "eta",
+    "theta",
+    "vartheta",
+    "iota",
+    "kappa",
+    "lambda",
+    "mu",
+    "nu",
+    "xi",
+    "rho",
+    "sigma",
+    "tau",
+    "upsilon",
+    "phi",
+    "varphi",
+    "chi",
+    "psi",
+    "omega",
+    "Gamma",
+    "Delta",
+    "Theta",
+    "Lambda",
+    "Xi",
+    "Sigma",
+    "Phi",
+    "Psi",
+    "Omega",
+    "ell",
 ];
 
 /// Words that are units or separators even without `\text`; single letters stay variables.
@@ -41,15 +73,67 @@ const SHORT_WORDS: &[&str] = &[
 
 /// Commands that only change how things look.
 const SILENT: &[&str] = &[
-    "left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "displaystyle", "textstyle",
-    "large", "Large", "LARGE", "huge", "small", "limits", "quad", "qquad", "bf", "rm", "it", "boxed", "fbox",
-    "underline", "mathbf", "boldsymbol", "bm", "mathit", "mathsf", "mathcal", "hfill", "enspace", "thinspace",
-    "negthinspace", "phantom", "bold", "vec", "overrightarrow", "mathbin", "mathrel", "middle", "nolimits",
+    "left",
+    "right",
+    "big",
+    "Big",
+    "bigg",
+    "Bigg",
+    "bigl",
+    "bigr",
+    "Bigl",
+    "Bigr",
+    "displaystyle",
+    "textstyle",
+    "large",
+    "Large",
+    "LARGE",
+    "huge",
+    "small",
+    "limits",
+    "quad",
+    "qquad",
+    "bf",
+    "rm",
+    "it",
+    "boxed",
+    "fbox",
+    "underline",
+    "mathbf",
+    "boldsymbol",
+    "bm",
+    "mathit",
+    "mathsf",
+    "mathcal",
+    "hfill",
+    "enspace",
+    "thinspace",
+    "negthinspace",
+    "phantom",
+    "bold",
+    "vec",
+    "overrightarrow",
+    "mathbin",
+    "mathrel",
+    "middle",
+    "nolimits",
 ];
 
 const TEXTS: &[&str] = &[
-    "text", "textbf", "textit", "textrm", "mathrm", "mbox", "operatorname", "textsf", "texttt", "emph", "hbox", "bold",
-    "textnormal", "rm",
+    "text",
+    "textbf",
+    "textit",
+    "textrm",
+    "mathrm",
+    "mbox",
+    "operatorname",
+    "textsf",
+    "texttt",
+    "emph",
+    "hbox",
+    "bold",
+    "textnormal",
+    "rm",
 ];
 
 struct Lexer<'a> {
@@ -369,7 +453,10 @@ impl Lexer<'_> {
         let trimmed = content.trim();
         let letters = trimmed.chars().filter(|c| c.is_alphabetic()).count();
         let function = FUNCTIONS.contains(&trimmed);
-        if letters == 0 && !trimmed.contains('\\') || letters == 1 && trimmed.len() == 1 && command != "mbox" || function {
+        if letters == 0 && !trimmed.contains('\\')
+            || letters == 1 && trimmed.len() == 1 && command != "mbox"
+            || function
+        {
             if letters == 1 && !matches!(trimmed, "e" | "i") && self.after_number() {
                 self.out.push(Token::Text(trimmed.to_owned()));
                 return Ok(());

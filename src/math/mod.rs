@@ -69,7 +69,8 @@ impl Gold {
         let plain = plain(text);
         let empty = plain.is_empty();
         let value = (!empty).then(|| value::read(text));
-        let empty_text = matches!(&value, Some(Value::Text(t)) if t.is_empty()) && plain.chars().all(char::is_whitespace);
+        let empty_text =
+            matches!(&value, Some(Value::Text(t)) if t.is_empty()) && plain.chars().all(char::is_whitespace);
         let choice = choice(text).filter(|(_, whole)| *whole).map(|(c, _)| c);
         Self { text: text.to_owned(), plain, value: value.filter(|_| !empty_text), choice }
     }
@@ -171,7 +172,8 @@ fn choice(text: &str) -> Option<(char, bool)> {
     if whole {
         return (upper || text.contains('(')).then_some((letter, true));
     }
-    (upper && (rest.trim_start().starts_with(')') || rest.starts_with(". ") || rest.starts_with(": "))).then_some((letter, false))
+    (upper && (rest.trim_start().starts_with(')') || rest.starts_with(". ") || rest.starts_with(": ")))
+        .then_some((letter, false))
 }
 
 /// Grades one completion against one gold; parse the gold once with [`Gold`] where there are several.

@@ -327,7 +327,9 @@ fn matrix(tokens: &[Token]) -> Result<Option<Value>, Unreadable> {
     }
     // `\left[ \begin{array}..\end{array} \right]`.
     let (mut before, mut after) = (&tokens[..begin], &tokens[end + 1..]);
-    if let (Some((Token::Char('(' | '['), b)), Some((Token::Char(')' | ']'), a))) = (before.split_last(), after.split_first()) {
+    if let (Some((Token::Char('(' | '['), b)), Some((Token::Char(')' | ']'), a))) =
+        (before.split_last(), after.split_first())
+    {
         (before, after) = (b, a);
     }
     if !after.is_empty() {
@@ -366,7 +368,11 @@ fn quantity(tokens: &[Token], _nesting: usize) -> Result<Value, Unreadable> {
     }
     // Currency first, also behind a sign (`-$5`).
     let kept;
-    if let Some(at) = tokens.iter().take(2).position(|t| matches!(t, Token::Text(c) if matches!(c.as_str(), "$" | "€" | "£" | "¥" | "₹"))) {
+    if let Some(at) = tokens
+        .iter()
+        .take(2)
+        .position(|t| matches!(t, Token::Text(c) if matches!(c.as_str(), "$" | "€" | "£" | "¥" | "₹")))
+    {
         if at == 1 && tokens[0] != Token::Char('-') {
             return Err(Unreadable);
         }
@@ -402,7 +408,9 @@ fn quantity(tokens: &[Token], _nesting: usize) -> Result<Value, Unreadable> {
                 words.push(t.clone());
                 tokens = rest;
             }
-            [rest @ .., Token::Text(t), Token::Char('^'), Token::Char('{'), Token::Number(n), Token::Char('}')] if n.len() == 1 => {
+            [rest @ .., Token::Text(t), Token::Char('^'), Token::Char('{'), Token::Number(n), Token::Char('}')]
+                if n.len() == 1 =>
+            {
                 power = Some(n.clone());
                 words.push(t.clone());
                 tokens = rest;
@@ -461,9 +469,27 @@ fn doubtful(text: &str) -> bool {
     text.to_lowercase().split(|c: char| !c.is_alphabetic()).any(|w| {
         matches!(
             w,
-            "or" | "and" | "not" | "maybe" | "either" | "about" | "approximately" | "but" | "if" | "for" | "where"
-                | "when" | "possibly" | "else" | "except" | "million" | "thousand" | "billion" | "hundred" | "dozen"
-                | "hundredths" | "base"
+            "or" | "and"
+                | "not"
+                | "maybe"
+                | "either"
+                | "about"
+                | "approximately"
+                | "but"
+                | "if"
+                | "for"
+                | "where"
+                | "when"
+                | "possibly"
+                | "else"
+                | "except"
+                | "million"
+                | "thousand"
+                | "billion"
+                | "hundred"
+                | "dozen"
+                | "hundredths"
+                | "base"
         )
     })
 }
