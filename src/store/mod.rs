@@ -1,9 +1,37 @@
 //! Content-addressed artifacts: `.qerl/store/<fingerprint>`, written beside, fsynced, renamed; locked; with provenance.
+//!
+//! ```text
+//! .qerl/store/<fingerprint>/   one finished artifact; artifact.json was written last
+//! .qerl/store/.tmp-<fingerprint>-<pid>-<n>/   one that is being written (swept under its lock)
+//! .qerl/locks/                 kernel locks; the holder's pid and host are inside
+//! .qerl/work/<fingerprint>/    checkpoints of unfinished work
+//! .qerl/names/<pipeline>/      instance name -> the fingerprint it last had
+//! .qerl/stamps/                size and mtime under which a file was last hashed
+//! .qerl/quarantine/            entries found damaged
+//! ```
+
+mod draft;
+mod fingerprint;
+mod lock;
+mod names;
+mod sweep;
+mod verify;
+
+pub use draft::{Draft, Finished, write_atomic};
+pub use fingerprint::{InputKey, KEY_SCHEMA, Key, canonical, is_fingerprint, short};
+pub use lock::{Holder, Lock};
+pub use names::{Address, parse_address};
+pub use sweep::{Removed, disk_usage, free_bytes, remove_tree};
+pub use verify::{Lookup, hash_file};
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::error::Kind as Trouble;
+use crate::{Error, Result};
 
 /// Where something lies that an artifact hands on. Never an absolute path inside a digest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +80,16 @@ pub struct Artifact {
 pub struct Meta {
     pub fingerprint: String,
     pub kind: crate::stages::Kind,
-    /// blake3 over the declared outputs: names, sizes and bytes.
+    /// Raised by the stage when the same configuration and inputs would give other outputs.
+    #[serde(default)]
+    pub version: u32,
+    /// `cpu` or `cuda` where the result depends on it (sft, train, eval).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// Slot -> what of that input went into the fingerprint.
+    #[serde(default)]
+    pub input_keys: BTreeMap<String, InputKey>,
+    /// blake3 over the declared outputs (names, sizes and bytes) and over what the handle refers to outside.
     pub digest: String,
     pub handle: Handle,
     pub summary: serde_json::Value,
@@ -91,4 +128,142 @@ pub struct Provenance {
 #[derive(Clone, Debug)]
 pub struct Store {
     pub root: PathBuf,
+}
+
+impl Store {
+    /// The store at `root`; nothing is created before something is written.
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
+        let root = root.into();
+        match std::fs::metadata(&root) {
+            Ok(meta) if !meta.is_dir() => {
+                Err(Error::new(Trouble::Storage, format!("{} is not a folder", root.display()))
+                    .hint("the store needs a folder: move that file, or set QERL_HOME to another place"))
+            }
+            Ok(_) => Ok(Self { root }),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self { root }),
+            Err(e) => Err(unreadable(&root, e)),
+        }
+    }
+
+    /// `QERL_HOME`, or `.qerl` in the current directory. Always an absolute path.
+    pub fn from_env() -> Result<Self> {
+        let root = match std::env::var_os("QERL_HOME") {
+            Some(home) if !home.is_empty() => PathBuf::from(home),
+            _ => PathBuf::from(".qerl"),
+        };
+        let root = std::path::absolute(&root).map_err(|e| Error::io("find", &root, e))?;
+        Self::open(root)
+    }
+
+    /// The artifact, its sizes checked (and its bytes where a file changed since it was last hashed). `None` when
+    /// there is none; an error of kind `Integrity` when there is one that is damaged.
+    pub fn get(&self, fingerprint: &str) -> Result<Option<Artifact>> {
+        match self.lookup(fingerprint)? {
+            Lookup::Hit(artifact) => Ok(Some(*artifact)),
+            Lookup::Missing => Ok(None),
+            Lookup::Bad(why) => Err(Error::new(
+                Trouble::Integrity,
+                format!("the stored artifact {} is damaged: {why}", short(fingerprint)),
+            )
+            .hint("run the pipeline again: the damaged entry is set aside and the stage runs anew")),
+        }
+    }
+
+    /// Where `location`, found in `artifact`'s handle, lies on this machine.
+    pub fn locate(&self, artifact: &Artifact, location: &Location) -> Result<PathBuf> {
+        let path = match location {
+            Location::Own { path } => join_inside(&artifact.dir, path)?,
+            Location::Artifact { fingerprint, path } => join_inside(&self.entry(fingerprint)?, path)?,
+            Location::Hub { repo, dataset, commit } => hub_snapshot(repo, *dataset, commit)?,
+            Location::Local { path } => path.clone(),
+        };
+        match std::fs::metadata(&path) {
+            Ok(_) => Ok(path),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                let what = match location {
+                    Location::Own { .. } => "a part of the artifact",
+                    Location::Artifact { .. } => "the artifact that this one refers to",
+                    Location::Hub { .. } => "the snapshot in the Hugging Face cache",
+                    Location::Local { .. } => "the local source",
+                };
+                Err(Error::missing(format!("{what} is gone: {}", path.display()))
+                    .hint("run the pipeline again: what is missing is fetched or made anew"))
+            }
+            Err(e) => Err(Error::io("read", &path, e)),
+        }
+    }
+
+    /// The folder of an entry, whether it exists or not.
+    pub fn entry(&self, fingerprint: &str) -> Result<PathBuf> {
+        if !is_fingerprint(fingerprint) {
+            return Err(Error::new(Trouble::Integrity, format!("`{fingerprint}` is not a fingerprint"))
+                .hint("the artifact that names it was tampered with or written by another program; remove it"));
+        }
+        Ok(self.entries().join(fingerprint))
+    }
+
+    /// Where checkpoints of unfinished work with this fingerprint lie.
+    pub fn work(&self, fingerprint: &str) -> PathBuf {
+        self.root.join("work").join(fingerprint)
+    }
+
+    fn entries(&self) -> PathBuf {
+        self.root.join("store")
+    }
+}
+
+/// `path` inside `dir`; refuses everything that would leave it.
+fn join_inside(dir: &Path, path: &str) -> Result<PathBuf> {
+    let relative = Path::new(path);
+    if relative.components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir)) {
+        return Err(Error::new(Trouble::Integrity, format!("`{path}` points outside of its artifact")));
+    }
+    let mut full = dir.to_path_buf();
+    full.extend(relative.components().filter(|c| matches!(c, Component::Normal(_))));
+    Ok(full)
+}
+
+/// The folder in which Hugging Face tools keep snapshots: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
+/// `$XDG_CACHE_HOME/huggingface/hub`, else `~/.cache/huggingface/hub`.
+pub fn hub_cache() -> Result<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(path) = var("HF_HUB_CACHE") {
+        return Ok(path);
+    }
+    if let Some(path) = var("HF_HOME") {
+        return Ok(path.join("hub"));
+    }
+    let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|home| home.join(".cache")));
+    cache.map(|cache| cache.join("huggingface").join("hub")).ok_or_else(|| {
+        Error::missing("no folder for the Hugging Face cache: neither HF_HOME nor HOME is set").hint("set HF_HOME")
+    })
+}
+
+fn hub_snapshot(repo: &str, dataset: bool, commit: &str) -> Result<PathBuf> {
+    let plain = |s: &str| {
+        !s.is_empty() && !s.starts_with('.') && s.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    if !repo.split('/').all(plain) || repo.split('/').count() > 2 || !plain(commit) {
+        return Err(Error::new(Trouble::Integrity, format!("`{repo}@{commit}` is not a repository of a hub")));
+    }
+    let kind = if dataset { "datasets" } else { "models" };
+    Ok(hub_cache()?.join(format!("{kind}--{}", repo.replace('/', "--"))).join("snapshots").join(commit))
+}
+
+/// The other artifact of the store that this one cannot live without.
+fn reference_fingerprint(artifact: &Artifact) -> Option<&str> {
+    match draft::reference(&artifact.meta.handle) {
+        Some(Location::Artifact { fingerprint, .. }) => Some(fingerprint),
+        _ => None,
+    }
+}
+
+fn unreadable(path: &Path, e: std::io::Error) -> Error {
+    let hint = format!("qerl cannot read its store: check the permissions of {}, or set QERL_HOME", path.display());
+    Error::new(Trouble::Storage, format!("cannot read the store at {}", path.display())).caused_by(e).hint(hint)
+}
+
+/// The name of this machine.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

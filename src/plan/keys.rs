@@ -1,0 +1,205 @@
+//! From an instance and what its inputs became to the key of its fingerprint.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::lockfile::{LockFile, Request};
+use crate::pipeline::{Edge, Graph, Instance};
+use crate::stages::Kind;
+use crate::store::{Artifact, InputKey, Key, Store};
+use crate::{Error, Result};
+
+/// What a key needs besides the instance.
+#[derive(Clone, Debug)]
+pub struct Surroundings<'a> {
+    pub graph: &'a Graph,
+    pub store: &'a Store,
+    pub lock: &'a LockFile,
+    /// The pipeline file's folder.
+    pub base_dir: PathBuf,
+    /// `cpu` or `cuda`.
+    pub backend: &'static str,
+}
+
+/// The folder in which relative paths of a pipeline start.
+pub fn base_dir(graph: &Graph) -> PathBuf {
+    match graph.file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// What became of an input.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    Done(&'a Artifact),
+    /// Why there is none (only a report goes on with these).
+    Failed(&'a str),
+    /// Not made yet: a token that stands for its digest while planning.
+    Pending(&'a str),
+}
+
+/// A key and the configuration that the stage gets (the key's own has no paths and no pins by hand).
+#[derive(Clone, Debug)]
+pub struct Keyed {
+    pub key: Key,
+    pub config: Value,
+    /// A hub revision that nobody has resolved yet; the key then is only a token.
+    pub unresolved: Option<Request>,
+}
+
+/// Builds the key of `instance`; `sources` stand in the order of `instance.inputs`.
+///
+/// # Errors
+/// When a file that the configuration names cannot be read, or a `run:` address has no artifact.
+pub fn keyed(around: &Surroundings<'_>, instance: &Instance, sources: &[Source<'_>]) -> Result<Keyed> {
+    let mut config = instance.config.clone();
+    let mut key_config = instance.config.clone();
+    let mut unresolved = None;
+    if instance.kind == Kind::Download {
+        unresolved = pin(around, &mut config, &mut key_config)?;
+    }
+    let mut inputs = BTreeMap::new();
+    for (slot, edge, source) in slots(&instance.inputs, sources) {
+        // A report prints which stage and point a row came from; nothing else may depend on names.
+        let producer = (instance.kind == Kind::Report).then(|| around.graph.instances.get(edge.from)).flatten();
+        inputs.insert(
+            slot,
+            InputKey {
+                digest: match source {
+                    Source::Done(artifact) => artifact.meta.digest.clone(),
+                    Source::Failed(why) => format!("failed: {why}"),
+                    Source::Pending(token) => format!("pending: {token}"),
+                },
+                checkpoint: edge.checkpoint.clone(),
+                part: edge.part.clone(),
+                stage: producer.map(|p| p.stage.clone()),
+                point: producer.map(|p| p.point.clone()).unwrap_or_default(),
+            },
+        );
+    }
+    let backend = matches!(instance.kind, Kind::Sft | Kind::Train | Kind::Eval).then(|| around.backend.to_owned());
+    let files = named_files(instance.kind, &instance.config, &around.base_dir)?;
+    let key = Key { kind: instance.kind, version: instance.kind.version(), backend, config: key_config, inputs, files };
+    Ok(Keyed { key, config, unresolved })
+}
+
+/// Slot names made unique: a gathered stage has one edge per point.
+pub fn slots<'a, T: Copy>(edges: &'a [Edge], values: &'a [T]) -> Vec<(String, &'a Edge, T)> {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    let named = edges.iter().zip(values).map(|(edge, value)| {
+        let n = seen.entry(&edge.slot).or_default();
+        *n += 1;
+        let slot = if *n == 1 { edge.slot.clone() } else { format!("{}#{n}", edge.slot) };
+        (slot, edge, *value)
+    });
+    named.collect()
+}
+
+/// Fills a download's pins. The key keeps what decides the content and drops where it lay.
+fn pin(around: &Surroundings<'_>, config: &mut Value, key_config: &mut Value) -> Result<Option<Request>> {
+    let repo = config.get("repo").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if let Some(path) = repo.strip_prefix("file:") {
+        let path = around.base_dir.join(path);
+        set(key_config, "repo", "file:".into());
+        set(key_config, "pins", pins([("content", super::content::digest(around.store, &path)?)]));
+        return Ok(None);
+    }
+    if let Some(address) = repo.strip_prefix("run:") {
+        let artifact = around.store.resolve(address).map_err(|e| e.within(format!("download of `{repo}`")))?;
+        set(key_config, "repo", "run:".into());
+        set(key_config, "pins", pins([("artifact", artifact.meta.digest.clone())]));
+        set(config, "pins", pins([("artifact", artifact.meta.fingerprint)]));
+        return Ok(None);
+    }
+    let Some(request) = hub_request(config) else { return Ok(None) };
+    let Some(pin) = around.lock.get(&request) else { return Ok(Some(request)) };
+    // `main` and the commit that it stands for are the same download.
+    set(key_config, "revision", pin.commit.clone().into());
+    set(config, "revision", pin.commit.clone().into());
+    let digests = pin.files.iter().filter_map(|file| {
+        let digest = file.sha256.as_ref().map(|d| format!("sha256:{d}"));
+        Some((file.path.as_str(), digest.or_else(|| file.git.as_ref().map(|d| format!("git:{d}")))?))
+    });
+    set(config, "pins", pins(digests));
+    Ok(None)
+}
+
+/// What a download's configuration asks the hub for; nothing for local sources and the bundled model.
+pub fn hub_request(config: &Value) -> Option<Request> {
+    let text = |key: &str| config.get(key).and_then(Value::as_str);
+    let repo = text("repo")?;
+    if repo == "bundled" || repo.starts_with("file:") || repo.starts_with("run:") {
+        return None;
+    }
+    Some(Request {
+        repo: repo.to_owned(),
+        dataset: config.get("dataset").and_then(Value::as_bool).unwrap_or(false),
+        revision: text("revision").unwrap_or("main").to_owned(),
+    })
+}
+
+fn set(config: &mut Value, key: &str, value: Value) {
+    if let Value::Object(map) = config {
+        map.insert(key.to_owned(), value);
+    }
+}
+
+fn pins<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> Value {
+    Value::Object(pairs.into_iter().map(|(k, v)| (k.to_owned(), Value::String(v))).collect::<Map<_, _>>())
+}
+
+/// Files of the pipeline's folder that a configuration names: their bytes count, not their path.
+fn named_files(kind: Kind, config: &Value, base_dir: &Path) -> Result<BTreeMap<String, String>> {
+    let mut files = BTreeMap::new();
+    if kind == Kind::Split
+        && let Some(template) = config.pointer("/spec/template").and_then(Value::as_str)
+    {
+        let path = base_dir.join(template);
+        if path.is_file() {
+            files.insert("spec.template".to_owned(), crate::store::hash_file(&path)?);
+        }
+    }
+    Ok(files)
+}
+
+/// `${secrets.NAME}` replaced by the environment's value, for the stage's eyes only. Gives the values too, so that
+/// they can be kept out of everything that is shown or stored.
+pub fn reveal_secrets(config: &Value) -> Result<(Value, Vec<String>)> {
+    let mut values = Vec::new();
+    let revealed = reveal(config, &mut values)?;
+    Ok((revealed, values))
+}
+
+fn reveal(value: &Value, values: &mut Vec<String>) -> Result<Value> {
+    Ok(match value {
+        Value::String(text) => Value::String(reveal_text(text, values)?),
+        Value::Array(items) => Value::Array(items.iter().map(|v| reveal(v, values)).collect::<Result<_>>()?),
+        Value::Object(map) => {
+            Value::Object(map.iter().map(|(k, v)| Ok((k.clone(), reveal(v, values)?))).collect::<Result<Map<_, _>>>()?)
+        }
+        other => other.clone(),
+    })
+}
+
+fn reveal_text(text: &str, values: &mut Vec<String>) -> Result<String> {
+    const OPEN: &str = "${secrets.";
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(start) = rest.find(OPEN) {
+        let Some(length) = rest[start..].find('}') else { break };
+        let name = &rest[start + OPEN.len()..start + length];
+        let value = std::env::var(name).map_err(|_| {
+            Error::usage(format!("the secret `{name}` is not set"))
+                .hint(format!("set the environment variable {name} before running"))
+        })?;
+        out.push_str(&rest[..start]);
+        out.push_str(&value);
+        values.push(value);
+        rest = &rest[start + length + 1..];
+    }
+    out.push_str(rest);
+    Ok(out)
+}
