@@ -2,6 +2,28 @@
 //!
 //! Pure functions on slices: no files here.
 
+pub mod codes;
+pub mod mxfp4;
+pub mod nf4;
+pub mod nvfp4;
+mod source;
+
+pub use source::Source;
+
+use crate::{Error, Result};
+
+/// Rows of whole groups, and no fewer than one.
+fn check_shape(len: usize, cols: usize, group: usize) -> Result<()> {
+    if cols == 0 || cols % group != 0 {
+        return Err(Error::input(format!("its rows have {cols} weights, which is no multiple of {group}"))
+            .hint("nf4 takes rows of any length"));
+    }
+    if len % cols != 0 {
+        return Err(Error::failed(format!("{len} weights are no whole number of rows of {cols}")));
+    }
+    Ok(())
+}
+
 /// The weight format of a base model's projections.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema,

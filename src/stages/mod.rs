@@ -5,12 +5,15 @@
 
 pub mod download;
 pub mod eval;
+mod inputs;
 pub mod lora;
 pub mod quantize;
 pub mod report;
 pub mod sft;
 pub mod split;
 pub mod train;
+
+pub use inputs::PolicyFiles;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
