@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand; data to stdout, talk to stderr, exit codes 0, 1, 2.
 
 mod completions;
+mod quantize;
 
 use std::process::ExitCode;
 
@@ -18,6 +19,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Completions(completions::Args),
+    Quantize(quantize::Args),
 }
 
 /// Parses, runs, prints an error with its hint, and gives the exit code.
@@ -25,6 +27,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         Command::Completions(args) => completions::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -81,7 +81,9 @@ impl ModelConfig {
         let num_heads = fields.size("num_attention_heads")?;
         let num_kv_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(num_heads);
         if num_heads % num_kv_heads != 0 {
-            return Err(Error::input(format!("{num_heads} attention heads cannot share {num_kv_heads} key-value heads")));
+            return Err(Error::input(format!(
+                "{num_heads} attention heads cannot share {num_kv_heads} key-value heads"
+            )));
         }
         let head_dim = match fields.optional_size("head_dim")? {
             Some(head_dim) => head_dim,
@@ -93,6 +95,9 @@ impl ModelConfig {
                     .hint("config.json must give head_dim"));
             }
         };
+        if num_heads * head_dim > MAX_SIZE as usize {
+            return Err(Error::input(format!("{num_heads} heads of {head_dim} are more than any real model has")));
+        }
         if head_dim % 2 != 0 {
             return Err(Error::input(format!("head_dim {head_dim} is odd: rotary embeddings need pairs")));
         }
@@ -126,7 +131,7 @@ impl ModelConfig {
 }
 
 /// config.json in `dir` as an object, and its path.
-pub(super) fn read_json(dir: &Path) -> Result<(std::path::PathBuf, Map<String, Value>)> {
+pub fn read_json(dir: &Path) -> Result<(std::path::PathBuf, Map<String, Value>)> {
     let path = dir.join("config.json");
     let text = std::fs::read(&path).map_err(|e| {
         Error::io("read", &path, e).hint("name a folder in Hugging Face's layout (config.json, safetensors, tokenizer)")
@@ -203,7 +208,8 @@ impl Fields<'_> {
     }
 
     fn refuse_unsupported(&self, architecture: Architecture) -> Result<()> {
-        let refuse = |what: String, have: &str| Err(Error::input(format!("{what} is not supported")).hint(have.to_owned()));
+        let refuse =
+            |what: String, have: &str| Err(Error::input(format!("{what} is not supported")).hint(have.to_owned()));
         for key in ["hidden_act", "hidden_activation"] {
             match self.get(key).and_then(Value::as_str) {
                 None | Some("silu" | "swish") => {}
@@ -217,9 +223,10 @@ impl Fields<'_> {
         }
         // Llama has no windows; Qwen uses them only where the flag says so, from layer max_window_layers on.
         let layers = self.size("num_hidden_layers")? as u64;
-        let windowed = self.get("layer_types").and_then(Value::as_array).is_some_and(|types| {
-            types.iter().any(|kind| kind.as_str() != Some("full_attention"))
-        });
+        let windowed = self
+            .get("layer_types")
+            .and_then(Value::as_array)
+            .is_some_and(|types| types.iter().any(|kind| kind.as_str() != Some("full_attention")));
         let by_flag = architecture != Architecture::Llama
             && self.flag("use_sliding_window")?.unwrap_or(false)
             && self.get("sliding_window").is_some()
@@ -247,7 +254,9 @@ impl Fields<'_> {
             "llama3" => {
                 let (low, high) = (inner.factor("low_freq_factor")?, inner.factor("high_freq_factor")?);
                 if low >= high {
-                    return Err(Error::input(format!("{key}: low_freq_factor {low} must be below high_freq_factor {high}")));
+                    return Err(Error::input(format!(
+                        "{key}: low_freq_factor {low} must be below high_freq_factor {high}"
+                    )));
                 }
                 Some(RopeScaling::Llama3 {
                     factor: inner.factor("factor")?,

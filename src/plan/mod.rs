@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::pipeline::{Graph, Instance};
 use crate::stages::Kind;
-use crate::store::{Artifact, Key, Lookup, Store};
+use crate::store::{Artifact, Key, Lookup, Meta, Store};
 use crate::{Error, Result};
 use keys::{Source, Surroundings};
 use lockfile::{LockFile, Request};
@@ -73,8 +73,8 @@ pub struct Plan {
     /// In the graph's order, only selected instances.
     pub entries: Vec<Entry>,
     pub notes: Vec<String>,
-    /// Finished work of older implementations that nobody decided on: name, old version, new version, seconds.
-    pub undecided: Vec<(String, u32, u32, f64)>,
+    /// Finished work of older implementations that nobody decided on: name, what was made, version now.
+    pub undecided: Vec<(String, Box<Meta>, u32)>,
     pub unresolved: Vec<Request>,
     pub estimate: Estimate,
 }
@@ -101,17 +101,22 @@ impl Plan {
 
     /// Refuses to go on where long work would be redone only because qerl got newer.
     pub fn check_versions(&self) -> Result<()> {
-        let Some((name, from, to, seconds)) = self.undecided.first() else { return Ok(()) };
-        let others = match self.undecided.len() - 1 {
-            0 => String::new(),
-            n => format!(" (and {n} more)"),
-        };
-        Err(Error::usage(format!(
-            "`{name}`{others} was finished in {:.0} s by version {from} of its stage; this qerl has version {to}",
-            seconds
-        ))
-        .hint("choose: --keep-old uses the finished artifacts, --rerun makes them anew"))
+        let Some((name, old, to)) = self.undecided.first() else { return Ok(()) };
+        let error = version_error(name, old, *to);
+        Err(match self.undecided.len() - 1 {
+            0 => error,
+            n => error.within(format!("{} stages are affected; the first", n + 1)),
+        })
     }
+}
+
+/// Asks the user to decide on finished work of an older implementation.
+pub(crate) fn version_error(name: &str, old: &Meta, to: u32) -> Error {
+    let (seconds, from) = (old.provenance.wall_seconds, old.version);
+    Error::usage(format!(
+        "`{name}` was finished in {seconds:.0} s by version {from} of its stage; this qerl has version {to}"
+    ))
+    .hint("choose: --keep-old uses the finished artifacts, --rerun makes them anew")
 }
 
 /// What the store has for a key.
@@ -201,7 +206,7 @@ pub fn plan(around: &Surroundings<'_>, options: &Options) -> Result<Plan> {
                 Found::Not(reason) => Action::Run(reason),
                 Found::Older(old) => {
                     let (from, to) = (old.meta.version, keyed.key.version);
-                    undecided.push((name.clone(), from, to, old.meta.provenance.wall_seconds));
+                    undecided.push((name.clone(), Box::new(old.meta), to));
                     Action::Run(Reason::Newer { from, to })
                 }
             }

@@ -1,8 +1,7 @@
 //! The small number formats: e2m1 (4 bits), e4m3 (8 bits, finite only), e8m0 (a power of two).
 
 /// e2m1 values by code; bit 3 is the sign (OCP Microscaling Formats 1.0, section 5.3.3).
-pub const E2M1: [f32; 16] =
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// e4m3 values by code; 0x7f and 0xff are NaN.
 pub const E4M3: [f32; 256] = e4m3_table();

@@ -14,11 +14,11 @@ use crate::{Error, Result};
 
 /// Rows of whole groups, and no fewer than one.
 fn check_shape(len: usize, cols: usize, group: usize) -> Result<()> {
-    if cols == 0 || cols % group != 0 {
+    if cols == 0 || !cols.is_multiple_of(group) {
         return Err(Error::input(format!("its rows have {cols} weights, which is no multiple of {group}"))
             .hint("nf4 takes rows of any length"));
     }
-    if len % cols != 0 {
+    if !len.is_multiple_of(cols) {
         return Err(Error::failed(format!("{len} weights are no whole number of rows of {cols}")));
     }
     Ok(())

@@ -103,6 +103,18 @@ pub fn dequantize(packed: &[u8], absmax: &[f32], out: &mut [f32]) {
     }
 }
 
+/// The block scales that [`quantize`] would give.
+pub fn absmax(source: Source<'_>) -> Vec<f32> {
+    let len = source.len();
+    let block = |index: usize| {
+        let mut block = [0.0; BLOCK];
+        let (start, end) = (index * BLOCK, (index * BLOCK + BLOCK).min(len));
+        source.slice(start..end).widen(&mut block[..end - start]);
+        block.iter().fold(0.0f32, |amax, x| amax.max(x.abs()))
+    };
+    (0..len.div_ceil(BLOCK)).into_par_iter().with_min_len(64).map(block).collect()
+}
+
 /// Double quantization of the block scales, each to its nearest level (ties to the lower).
 ///
 /// bitsandbytes' CPU search now and then misses the nearest level close to zero; its CUDA kernels and this do not.

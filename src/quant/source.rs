@@ -1,6 +1,7 @@
 //! Weights as they come: the type they are stored in decides how intermediate results are rounded.
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use crate::{Error, Result};
 
@@ -62,19 +63,42 @@ impl<'a> Source<'a> {
 
     /// The largest magnitude; an error that names the first weight which is not a finite number.
     pub fn amax(self) -> Result<f32> {
-        let fold = |x: f32, (index, amax): (usize, f32)| -> Result<(usize, f32)> {
-            if !x.is_finite() {
-                return Err(Error::input(format!("weight {index} is {x}"))
-                    .hint("a model with such weights is broken: fetch it again or ask its author"));
+        const CHUNK: usize = 1 << 16;
+        let chunk = |index: usize| {
+            let start = index * CHUNK;
+            let part = self.slice(start..(start + CHUNK).min(self.len()));
+            let fold = |amax: f32, (i, x): (usize, f32)| match x.is_finite() {
+                true => Ok(amax.max(x.abs())),
+                false => Err((start + i, x)),
+            };
+            match part {
+                Self::F32(x) => x.iter().copied().enumerate().try_fold(0.0, fold),
+                Self::Bf16(x) => x.iter().map(|x| x.to_f32()).enumerate().try_fold(0.0, fold),
+                Self::F16(x) => x.iter().map(|x| x.to_f32()).enumerate().try_fold(0.0, fold),
             }
-            Ok((index + 1, amax.max(x.abs())))
         };
-        let start = (0, 0.0);
-        let end = match self {
-            Self::F32(x) => x.iter().try_fold(start, |state, x| fold(*x, state)),
-            Self::Bf16(x) => x.iter().try_fold(start, |state, x| fold(x.to_f32(), state)),
-            Self::F16(x) => x.iter().try_fold(start, |state, x| fold(x.to_f32(), state)),
-        };
-        Ok(end?.1)
+        let parts: Vec<Result<f32, (usize, f32)>> =
+            (0..self.len().div_ceil(CHUNK)).into_par_iter().map(chunk).collect();
+        parts.into_iter().try_fold(0.0f32, |amax, part| match part {
+            Ok(part) => Ok(amax.max(part)),
+            Err((index, x)) => Err(Error::input(format!("weight {index} is {x}"))
+                .hint("a model with such weights is broken: fetch it again or ask its author")),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_weight_that_is_no_number_is_named() {
+        let mut weights = vec![bf16::from_f32(-3.5); 200_000];
+        assert_eq!(Source::Bf16(&weights).amax().unwrap(), 3.5);
+        weights[199_999] = bf16::NAN;
+        weights[70_001] = bf16::INFINITY;
+        let message = Source::Bf16(&weights).amax().unwrap_err().to_string();
+        assert!(message.contains("weight 70001 is inf"), "{message}");
+        assert_eq!(Source::F32(&[]).amax().unwrap(), 0.0);
     }
 }

@@ -1,9 +1,10 @@
 //! How a running stage finds the files of its inputs.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Context, Input};
-use crate::store::{Artifact, Handle, Location, Store};
+use crate::store::{Handle, Location};
 use crate::{Error, Result};
 
 /// Where the parts of a policy lie.
@@ -31,60 +32,62 @@ impl Context<'_> {
         Ok(self.policy(slot)?.model)
     }
 
+    /// Where the model in `slot` lies, as another artifact can keep it.
+    pub fn model_location(&self, slot: &str) -> Result<Location> {
+        let input = self.input(slot)?;
+        let artifact = input.artifact.as_ref().map_err(|why| absent(input, why))?;
+        let inside =
+            |path: &str| Location::Artifact { fingerprint: artifact.meta.fingerprint.clone(), path: path.to_owned() };
+        match &artifact.meta.handle {
+            Handle::Model { at: Location::Own { path } } | Handle::Adapter { model: Location::Own { path }, .. } => {
+                Ok(inside(path))
+            }
+            Handle::Model { at } | Handle::Adapter { model: at, .. } => Ok(at.clone()),
+            Handle::Models { checkpoints } => Ok(inside(pick(input, checkpoints)?)),
+            other => Err(no_model(input, other)),
+        }
+    }
+
     /// Model and adapter folders of the input in `slot`, at the checkpoint that it asks for.
     pub fn policy(&self, slot: &str) -> Result<PolicyFiles> {
         let input = self.input(slot)?;
-        let artifact = input
-            .artifact
-            .as_ref()
-            .map_err(|why| Error::failed(format!("input {slot:?} (stage {:?}) is not there: {why}", input.stage)))?;
-        let pick = |what: &str, all: &std::collections::BTreeMap<String, String>| -> Result<PathBuf> {
-            let path = all.get(&input.checkpoint).ok_or_else(|| {
-                let have: Vec<&str> = all.keys().map(String::as_str).collect();
-                Error::missing(format!("stage {:?} has no {what} {:?}", input.stage, input.checkpoint))
-                    .hint(format!("it has: {}", have.join(", ")))
-            })?;
-            Ok(artifact.dir.join(path))
-        };
+        let artifact = input.artifact.as_ref().map_err(|why| absent(input, why))?;
         match &artifact.meta.handle {
             Handle::Model { at } => {
-                let model = locate(self.store, artifact, at)?;
+                let model = self.store.locate(artifact, at)?;
                 let trainable_model = !is_quantized(&model)?;
                 Ok(PolicyFiles { model, adapter: None, trainable_model })
             }
             Handle::Adapter { model, adapters } => Ok(PolicyFiles {
-                model: locate(self.store, artifact, model)?,
-                adapter: Some(pick("checkpoint", adapters)?),
+                model: self.store.locate(artifact, model)?,
+                adapter: Some(artifact.dir.join(pick(input, adapters)?)),
                 trainable_model: false,
             }),
             Handle::Models { checkpoints } => {
-                Ok(PolicyFiles { model: pick("checkpoint", checkpoints)?, adapter: None, trainable_model: true })
+                let model = artifact.dir.join(pick(input, checkpoints)?);
+                Ok(PolicyFiles { model, adapter: None, trainable_model: true })
             }
-            other => Err(Error::usage(format!(
-                "stage {:?} gives {}, but a model or an adapter is needed here",
-                input.stage,
-                offer(other)
-            ))
-            .hint("name a download, quantize, lora, sft or train stage")),
+            other => Err(no_model(input, other)),
         }
     }
 }
 
-/// Stands in for `Store::locate` until that is merged.
-fn locate(store: &Store, artifact: &Artifact, at: &Location) -> Result<PathBuf> {
-    Ok(match at {
-        Location::Own { path } => artifact.dir.join(path),
-        Location::Artifact { fingerprint, path } => store.root.join("store").join(fingerprint).join(path),
-        Location::Local { path } => path.clone(),
-        Location::Hub { repo, dataset, commit } => {
-            let var = |name: &str| std::env::var_os(name).map(PathBuf::from);
-            let cache = var("HF_HUB_CACHE")
-                .or_else(|| Some(var("HF_HOME")?.join("hub")))
-                .or_else(|| Some(var("HOME")?.join(".cache/huggingface/hub")))
-                .ok_or_else(|| Error::missing("no Hugging Face cache").hint("set HF_HOME"))?;
-            let kind = if *dataset { "datasets" } else { "models" };
-            cache.join(format!("{kind}--{}", repo.replace('/', "--"))).join("snapshots").join(commit)
-        }
+fn absent(input: &Input, why: &str) -> Error {
+    Error::failed(format!("input {:?} (stage {:?}) is not there: {why}", input.slot, input.stage))
+}
+
+fn no_model(input: &Input, handle: &Handle) -> Error {
+    let what = offer(handle);
+    Error::usage(format!("stage {:?} gives {what}, but a model or an adapter is needed here", input.stage))
+        .hint("name a download, quantize, lora, sft or train stage")
+}
+
+/// The folder of the checkpoint that the input asks for.
+fn pick<'a>(input: &Input, all: &'a BTreeMap<String, String>) -> Result<&'a str> {
+    all.get(&input.checkpoint).map(String::as_str).ok_or_else(|| {
+        let have: Vec<&str> = all.keys().map(String::as_str).collect();
+        Error::missing(format!("stage {:?} has no checkpoint {:?}", input.stage, input.checkpoint))
+            .hint(format!("it has: {}", have.join(", ")))
     })
 }
 

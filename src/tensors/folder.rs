@@ -112,7 +112,8 @@ struct Index {
 /// `dir/name` for a name from an untrusted file: no `..`, not absolute, no link that leads out of the folder. (In
 /// the Hugging Face cache a snapshot's files are links into the `blobs` folder beside `snapshots`: those may be.)
 fn inside(dir: &Path, name: &str) -> Result<PathBuf> {
-    let refuse = |why: &str| Err(Error::input(format!("shard name {name:?} {why}")).hint("the index is not trustworthy"));
+    let refuse =
+        |why: &str| Err(Error::input(format!("shard name {name:?} {why}")).hint("the index is not trustworthy"));
     let relative = Path::new(name);
     if name.is_empty() || name.contains('\\') || name.contains('\0') {
         return refuse("is not a file name");

@@ -159,9 +159,8 @@ impl<'de> Visitor<'de> for RawVisitor {
             if name == "__metadata__" {
                 raw.metadata = map.next_value::<Option<_>>()?.unwrap_or_default();
             } else {
-                let tensor = map
-                    .next_value::<RawTensor>()
-                    .map_err(|e| A::Error::custom(format!("tensor {name:?}: {e}")))?;
+                let tensor =
+                    map.next_value::<RawTensor>().map_err(|e| A::Error::custom(format!("tensor {name:?}: {e}")))?;
                 raw.tensors.push((name, tensor));
             }
         }

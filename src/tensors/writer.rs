@@ -58,9 +58,8 @@ impl Writer {
             offset += bytes;
         }
         let writer = Self { path: path.to_owned(), temporary, file, slots, finished: false };
-        reserve(&writer.file, offset).map_err(|e| {
-            Error::io("write", &writer.path, e).within(format!("{size} bytes of tensors"))
-        })?;
+        reserve(&writer.file, offset)
+            .map_err(|e| Error::io("write", &writer.path, e).within(format!("{size} bytes of tensors")))?;
         writer.put(0, &header)?;
         Ok(writer)
     }

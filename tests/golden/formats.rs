@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
+use qerl::control::{Cancel, Quiet};
+use qerl::model::{Adapter, Checkpoint, Layout, ModelConfig, Projection, bnb, compress};
 use qerl::quant::nvfp4::Global;
-use qerl::quant::{Source, codes, nf4, nvfp4};
-use qerl::tensors::{DType, TensorFile, View};
+use qerl::quant::{Format, Source, codes, nf4, nvfp4};
+use qerl::tensors::{DType, TensorFile, Tensors, View};
 
 /// The folder of the goldens, or `None` (said once) where there is none.
 fn models() -> Option<PathBuf> {
@@ -188,4 +190,153 @@ fn folders(dir: &Path, suffix: &str) -> BTreeMap<String, PathBuf> {
     }
     assert!(!found.is_empty(), "no folder ends in {suffix}");
     found
+}
+
+#[test]
+fn quantizing_a_tiny_model_gives_llm_compressors_file_byte_for_byte() {
+    let Some(dir) = models() else { return };
+    for (suffix, format) in [("_nvfp4", Format::Nvfp4), ("_mxfp4", Format::Mxfp4)] {
+        for (base, golden) in folders(&dir, suffix) {
+            let out = tempfile::tempdir().unwrap();
+            let done = compress(&dir.join(&base), out.path(), format, true, &Quiet, &Cancel::new()).unwrap();
+            assert!(done.errors.relative_frobenius > 0.05 && done.errors.relative_frobenius < 0.2, "{base}");
+            let ours = std::fs::read(out.path().join("model.safetensors")).unwrap();
+            let theirs = std::fs::read(golden.join("model.safetensors")).unwrap();
+            if ours != theirs {
+                compare_tensors(out.path(), &golden);
+                panic!("{base}{suffix}: the tensors agree, the header does not");
+            }
+            // Both folders say the same of their format.
+            assert_eq!(Checkpoint::open(out.path()).unwrap().layout(), Checkpoint::open(&golden).unwrap().layout());
+        }
+    }
+}
+
+fn compare_tensors(ours: &Path, theirs: &Path) {
+    let (ours, theirs) = (Tensors::open(ours).unwrap(), Tensors::open(theirs).unwrap());
+    assert_eq!(ours.names().collect::<Vec<_>>(), theirs.names().collect::<Vec<_>>());
+    for name in theirs.names() {
+        let (a, b) = (ours.tensor(name).unwrap(), theirs.tensor(name).unwrap());
+        assert_eq!((a.dtype, a.shape), (b.dtype, b.shape), "{name}");
+        assert_eq!(a.data, b.data, "{name}");
+    }
+}
+
+#[test]
+fn every_layer_of_a_quantized_folder_dequantizes_exactly() {
+    let Some(dir) = models() else { return };
+    for (base, golden) in folders(&dir, "_nvfp4") {
+        let checkpoint = Checkpoint::open(&golden).unwrap();
+        let sums = json(&golden.join("dequant_f32_sha256.json"));
+        let sums = sums.as_object().unwrap();
+        assert_eq!(sums.len(), checkpoint.config.num_layers * 7, "{base}");
+        for (name, sum) in sums {
+            let weight = checkpoint.linear(name.strip_suffix(".weight").unwrap()).unwrap();
+            assert_eq!(sha256(&weight.dequantize()), *sum, "{base}: {name}");
+        }
+    }
+    // Values that the *_expected files hold: `nvfp4.dequant.NAME`, `dequant.NAME`.
+    let mut compared = 0;
+    for (suffix, prefix, file) in [("_nvfp4", "nvfp4.dequant.", "_expected"), ("_mxfp4", "dequant.", "_mxfp4_expected")]
+    {
+        for (base, golden) in folders(&dir, suffix) {
+            let checkpoint = Checkpoint::open(&golden).unwrap();
+            let expected = TensorFile::open(&dir.join(format!("{base}{file}.safetensors"))).unwrap();
+            for view in expected.views() {
+                let Some(layer) = view.name.strip_prefix(prefix).and_then(|n| n.strip_suffix(".weight")) else {
+                    continue;
+                };
+                let ours = checkpoint.linear(layer).unwrap().dequantize();
+                // As numbers: compressed-tensors drops the sign of an MXFP4 zero when it unpacks.
+                assert_eq!(ours, view.to_f32().unwrap(), "{}", view.name);
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 0, "no values to compare with");
+}
+
+#[test]
+fn a_modelopt_folder_opens_and_reads_its_scales_as_multipliers() {
+    let Some(dir) = models() else { return };
+    for (base, golden) in folders(&dir, "_modelopt") {
+        let checkpoint = Checkpoint::open(&golden).unwrap();
+        assert_eq!(checkpoint.layout(), Layout::ModelOpt);
+        let source = Checkpoint::open(&dir.join(&base)).unwrap();
+        for layer in 0..checkpoint.config.num_layers {
+            for projection in Projection::ALL {
+                let prefix = projection.prefix(layer);
+                let (read, clean) = (checkpoint.linear(&prefix).unwrap(), source.linear(&prefix).unwrap());
+                assert!(relative(&read.dequantize(), &clean.dequantize()) < 0.13, "{base}: {prefix}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bitsandbytes_serialised_layer_is_written_the_same() {
+    let Some(dir) = models() else { return };
+    let file = TensorFile::open(&dir.join("nf4_bnb_state_dict.safetensors")).unwrap();
+    let meta = json(&dir.join("meta.json"));
+    let text = meta["nf4_state_dict_json"].as_str().unwrap();
+    let state: serde_json::Value = serde_json::from_str(text).unwrap();
+    let shape: [usize; 2] = serde_json::from_value(state["shape"].clone()).unwrap();
+    // The same matrix as the case with this shape and these codes.
+    let matrices = TensorFile::open(&dir.join("nf4_matrices.safetensors")).unwrap();
+    let codes = file.tensor("lin.weight").unwrap().data;
+    let case = names(&meta, "nf4_cases");
+    let case = case.iter().find(|c| matrices.tensor(&format!("{c}.packed")).unwrap().data == codes).unwrap();
+    let input = matrices.tensor(&format!("{case}.input")).unwrap();
+    let packed = with_source(input, nf4::quantize);
+    let nested = nf4::nest(&packed.absmax);
+    let written = bnb::state_json(shape, input.dtype, nested.offset);
+    assert_eq!(std::str::from_utf8(&written).unwrap(), text);
+    let specs = bnb::specs("lin", shape, written.len());
+    assert_eq!(specs.len(), file.names().count());
+    for (spec, bytes) in specs.iter().zip(bnb::bytes(packed.packed, &nested, written)) {
+        let golden = file.tensor(&spec.name).unwrap();
+        assert_eq!((golden.dtype, golden.shape), (spec.dtype, spec.shape.as_slice()), "{}", spec.name);
+        assert_eq!(golden.data, bytes, "{}", spec.name);
+    }
+}
+
+#[test]
+fn an_nf4_folder_reads_back_as_what_was_written() {
+    let Some(dir) = models() else { return };
+    for (base, _) in folders(&dir, "_nvfp4") {
+        let out = tempfile::tempdir().unwrap();
+        let source = dir.join(&base);
+        let done = compress(&source, out.path(), Format::Nf4, true, &Quiet, &Cancel::new()).unwrap();
+        let (read, clean) = (Checkpoint::open(out.path()).unwrap(), Checkpoint::open(&source).unwrap());
+        assert_eq!(read.layout(), Layout::Nf4);
+        for layer in &done.errors.layers {
+            let (q, w) = (read.linear(&layer.layer).unwrap(), clean.linear(&layer.layer).unwrap());
+            let error = relative(&q.dequantize(), &w.dequantize());
+            assert!((error - layer.relative_frobenius).abs() < 1e-9, "{}: {error}", layer.layer);
+        }
+    }
+}
+
+#[test]
+fn a_peft_adapter_reads_and_writes_back_the_same_tensors() {
+    let Some(dir) = models() else { return };
+    for (base, folder) in folders(&dir, "_lora") {
+        let config = ModelConfig::read(&dir.join(&base)).unwrap();
+        let adapter = Adapter::read(&folder, &config).unwrap();
+        let settings = json(&folder.join("adapter_config.json"));
+        assert_eq!(adapter.rank as u64, settings["r"].as_u64().unwrap());
+        assert_eq!(adapter.scale(), settings["lora_alpha"].as_f64().unwrap() / adapter.rank as f64);
+        let out = tempfile::tempdir().unwrap();
+        adapter.write(out.path()).unwrap();
+        let name = "adapter_model.safetensors";
+        assert_eq!(std::fs::read(out.path().join(name)).unwrap(), std::fs::read(folder.join(name)).unwrap(), "{base}");
+        assert_eq!(Adapter::read(out.path(), &config).unwrap().tensors, adapter.tensors);
+    }
+}
+
+/// |a - b| / |b|.
+fn relative(a: &[f32], b: &[f32]) -> f64 {
+    let square = |x: f64| x * x;
+    let error: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    (error / b.iter().map(|b| square(f64::from(*b))).sum::<f64>()).sqrt()
 }

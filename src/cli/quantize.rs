@@ -1,0 +1,111 @@
+//! `qerl quantize`: one model folder to a 4-bit format.
+
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::control::{Cancel, Progress};
+use crate::model::compress;
+use crate::quant::Format;
+use crate::stages::quantize::summary;
+use crate::{Error, Result};
+
+/// Quantize a model's projections to a 4-bit format
+///
+/// Reads a folder in Hugging Face's layout (config.json, safetensors) and writes another: nvfp4 and mxfp4 as
+/// llm-compressor does, nf4 as bitsandbytes does. Embeddings, norms and the head stay as they are.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model's folder
+    model: PathBuf,
+    #[arg(long)]
+    format: Name,
+    /// The folder to write; it must not exist, or be empty
+    #[arg(short, long)]
+    out: PathBuf,
+    /// Give q, k, v and gate, up global scales of their own (nvfp4); engines that fuse them need shared ones
+    #[arg(long)]
+    no_fuse: bool,
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Name {
+    Nvfp4,
+    Mxfp4,
+    Nf4,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let format = match args.format {
+        Name::Nvfp4 => Format::Nvfp4,
+        Name::Mxfp4 => Format::Mxfp4,
+        Name::Nf4 => Format::Nf4,
+    };
+    if !args.model.is_dir() {
+        return Err(Error::missing(format!("{} is not a folder", args.model.display()))
+            .hint("name a folder with config.json and model.safetensors"));
+    }
+    if std::fs::read_dir(&args.out).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Error::usage(format!("{} is not empty", args.out.display())).hint("name a new folder"));
+    }
+    // Written beside and renamed: an interrupted run leaves no half model under the name asked for.
+    let parent = match args.out.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    std::fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
+    let work = tempfile::Builder::new().prefix(".qerl-quantize-").tempdir_in(parent);
+    let work = work.map_err(|e| Error::io("write into", parent, e))?;
+    let out = work.path().join("model");
+    std::fs::create_dir(&out).map_err(|e| Error::io("create", &out, e))?;
+    let cancel = Cancel::new();
+    let on_signal = cancel.clone();
+    ctrlc::set_handler(move || on_signal.cancel()).map_err(|e| Error::failed("cannot catch Ctrl-C").caused_by(e))?;
+    let done = compress(&args.model, &out, format, !args.no_fuse, &Bar::new(), &cancel)?;
+    if args.out.exists() {
+        std::fs::remove_dir(&args.out).map_err(|e| Error::io("replace", &args.out, e))?;
+    }
+    std::fs::rename(&out, &args.out).map_err(|e| Error::io("write", &args.out, e))?;
+    let error = done.errors.relative_frobenius;
+    if args.json {
+        println!("{}", summary(format, done.bytes_before, done.bytes_after, error));
+    } else {
+        let (before, after) = (done.bytes_before as f64 / 1e6, done.bytes_after as f64 / 1e6);
+        println!("{}: {before:.1} MB -> {after:.1} MB, relative error {error:.4}", args.out.display());
+    }
+    Ok(())
+}
+
+/// A bar on standard error (hidden where that is no terminal); warnings stay above it.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let style = ProgressStyle::with_template("{bar:30} {percent:>3}% eta {eta} {msg}");
+        Self(ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+    }
+}
+
+impl Progress for Bar {
+    fn total(&self, total: u64, _: &'static str) {
+        self.0.set_length(total);
+    }
+
+    fn at(&self, done: u64, note: &str) {
+        self.0.set_position(done);
+        self.0.set_message(note.to_owned());
+    }
+
+    fn say(&self, line: &str) {
+        self.0.suspend(|| eprintln!("{line}"));
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
