@@ -1,4 +1,4 @@
-//! Comparison with golden data that the reference libraries wrote.
+//! Comparison with golden data that the reference libraries wrote; see tests/golden/.
 
 #[path = "golden/formats.rs"]
 mod formats;
