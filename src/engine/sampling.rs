@@ -147,8 +147,8 @@ fn filtered(p: &[f32], sampling: &Sampling, total: f64, u: f64, kept: &mut Vec<(
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    let live = x > -87.0;
-    let x = if live { x } else { 0.0 * x }; // NaN stays NaN
+    let gone = x <= -87.0; // false for NaN, which stays NaN
+    let x = if gone { 0.0 } else { x };
     let shifted = x * std::f32::consts::LOG2_E + SHIFT;
     let n = shifted - SHIFT;
     let r = x - n * 0.693_359_4 - n * -2.121_944_4e-4;
@@ -161,7 +161,7 @@ fn exp(x: f32) -> f32 {
     let value = poly * r * r + r + 1.0;
     let scale = f32::from_bits((((shifted.to_bits() as i32).wrapping_sub(SHIFT.to_bits() as i32) + 127) << 23) as u32);
     let value = value * scale;
-    if live || value.is_nan() { value } else { 0.0 }
+    if gone { 0.0 } else { value }
 }
 
 #[cfg(test)]
