@@ -157,7 +157,7 @@ fn exp(x: f32) -> f32 {
     let poly = poly * r + 8.333_452e-3;
     let poly = poly * r + 4.166_579_6e-2;
     let poly = poly * r + 1.666_666_5e-1;
-    let poly = poly * r + 5.000_000_1e-1;
+    let poly = poly * r + 0.5;
     let value = poly * r * r + r + 1.0;
     let scale = f32::from_bits((((shifted.to_bits() as i32).wrapping_sub(SHIFT.to_bits() as i32) + 127) << 23) as u32);
     let value = value * scale;
