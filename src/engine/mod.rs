@@ -4,6 +4,8 @@
 //! log-probs and entropies of [`Engine::forward`] and hand back their derivatives to [`Engine::backward`].
 
 pub mod cpu;
+pub mod philox;
+pub mod sampling;
 
 use std::sync::Arc;
 
