@@ -1,17 +1,22 @@
 //! Report: gathered evaluations and training curves -> one self-contained HTML file and one Markdown file.
 //!
-//! [`Data`] is what a report says, without any layout; `render` turns it into the two files, `paper` holds the
-//! published figures, `svg` the plots.
+//! [`Data`] is what a report says, without any layout; `view` turns it into tables and plots, `render` puts these into
+//! the templates, `paper` holds the published figures, `svg` draws.
 
+mod markup;
 mod paper;
 mod render;
 mod svg;
+#[cfg(test)]
+mod tests;
+mod verdict;
+mod view;
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub use paper::{Paper, TABLES as PAPER_TABLES};
+pub use paper::{Paper, TABLES as PAPER_TABLES, Trained, method as paper_method};
 pub use render::{html, markdown};
 
 /// Everything a report shows.
@@ -19,63 +24,92 @@ pub use render::{html, markdown};
 pub struct Data {
     pub title: String,
     pub pipeline: String,
+    /// Name of the pipeline file, for the command that makes it all again.
+    pub file: Option<String>,
     pub qerl_version: String,
-    /// RFC 3339.
-    pub created: String,
+    /// When the first and the last artifact behind the figures were begun (RFC 3339).
+    pub measured: Option<(String, String)>,
     /// Devices that training and evaluation ran on; more than one is flagged.
     pub devices: Vec<String>,
     /// The axis whose values are the rows.
     pub axis: String,
     pub over: Option<String>,
+    /// The values of `over` that finished somewhere.
+    pub over_labels: Vec<String>,
     pub baseline: Option<String>,
     /// Data sets in the order of the evaluations.
     pub datasets: Vec<String>,
     /// Gathered stage ids in the order of the file (`before`, `after`).
     pub stages: Vec<String>,
     pub rows: Vec<Row>,
-    /// Paired comparisons of the last gathered stage against the baseline's, and of each row against its start.
     pub comparisons: Vec<Comparison>,
-    /// Data set -> how it was evaluated (n, samples, temperature, ...), one line.
     pub settings: Vec<Setting>,
+    /// Resolved settings that all rows share: path and value.
+    pub shared: Vec<(String, String)>,
     pub failures: Vec<Failure>,
     pub warnings: Vec<String>,
     pub paper: Option<Paper>,
     pub examples: Vec<Example>,
-    /// Artifact fingerprints behind the figures: instance name -> fingerprint.
-    pub artifacts: Vec<(String, String)>,
+    /// Every artifact behind the figures.
+    pub provenance: Vec<Made>,
 }
 
 /// One variant.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     pub label: String,
+    /// The format of the base model's weights, where a stage of this pipeline decided it.
+    pub format: Option<String>,
+    /// The row that this one is compared with.
+    pub baseline: Option<String>,
     /// Resolved differences from the baseline: `train.lr: 5e-6 -> 1e-5`.
     pub differences: Vec<String>,
     /// stage -> data set -> figures.
     pub cells: BTreeMap<String, BTreeMap<String, Cell>>,
-    /// Metric name -> (step, mean over the `over` axis).
-    pub curves: BTreeMap<String, Vec<(f64, f64)>>,
+    /// stage -> the paper's name for what was evaluated there (`NVFP4 LoRA+AQN`), where it has one.
+    pub methods: BTreeMap<String, String>,
+    /// Metric name -> its course over the steps.
+    pub curves: BTreeMap<String, Vec<Point>>,
     pub cost: Cost,
+    /// Gathered points of this row that failed or were skipped.
+    pub failed: usize,
+}
+
+/// A metric at one step, over the points of the `over` axis. NaN is a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Point {
+    pub step: f64,
+    pub mean: f64,
+    pub low: f64,
+    pub high: f64,
 }
 
 /// One accuracy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cell {
     /// Mean pass@1 over the points, 0..1.
     pub accuracy: f64,
-    /// 95% interval: over questions for one point, over points (t distribution) for several.
+    /// 95% interval: over questions for one point; over points (Student's t) for several, but never narrower than
+    /// that over questions.
     pub low: f64,
     pub high: f64,
     pub questions: usize,
     pub samples: usize,
     /// Points (seeds) behind the mean.
     pub points: usize,
+    /// Sample standard deviation over the points, where there are several.
+    pub deviation: Option<f64>,
     pub truncated: f64,
     pub no_answer: f64,
     pub mean_tokens: f64,
+    /// k -> mean pass@k and maj@k over the points.
+    pub pass_at: BTreeMap<usize, f64>,
+    pub maj_at: BTreeMap<usize, f64>,
+    /// Better than every other row in a paired test (its interval excludes 0).
+    pub best: bool,
 }
 
-/// What a variant costs.
+/// What a variant costs. Rates are medians over steps, times means over points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     /// Bytes of the base model's weights in its format.
@@ -87,34 +121,69 @@ pub struct Cost {
     pub rollout_tokens_per_second: Option<f64>,
     pub train_tokens_per_second: Option<f64>,
     pub seconds_per_step: Option<f64>,
+    /// Wall time of the training stage.
     pub train_seconds: Option<f64>,
+    /// Wall time of everything behind the row, each artifact once.
+    pub all_seconds: Option<f64>,
     pub steps: Option<u64>,
 }
 
+/// A row at a gathered stage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Side {
+    pub row: String,
+    pub stage: String,
+}
+
+/// Why two evaluations are compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Against {
+    /// The same row before training.
+    #[default]
+    Start,
+    /// The baseline's last stage.
+    Baseline,
+    /// A row from which exactly one factor differs.
+    Factor,
+}
+
 /// Two evaluations on the same questions.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
     pub dataset: String,
-    /// `nvfp4-aqn after` and `bf16-lora after`.
-    pub a: String,
-    pub b: String,
-    /// accuracy(a) - accuracy(b) with a paired bootstrap interval over questions.
+    pub a: Side,
+    pub b: Side,
+    pub against: Against,
+    /// What differs between the two, as `train.aqn`.
+    pub factors: Vec<String>,
+    /// accuracy(a) - accuracy(b) with a paired 95% bootstrap interval over questions.
     pub difference: f64,
     pub low: f64,
     pub high: f64,
     pub questions: usize,
-    /// McNemar's exact test; absent with several samples a question.
-    pub p_value: Option<f64>,
+    /// Questions that only a answers, and only b (by majority).
+    pub gained: usize,
+    pub lost: usize,
+    pub p_value: f64,
+    /// McNemar's exact test (one completion a question) rather than the paired bootstrap.
+    pub exact: bool,
+    /// The difference at each point of the `over` axis that both have, where there are several.
+    pub per_point: Vec<f64>,
 }
 
+/// How a data set was evaluated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setting {
     pub dataset: String,
+    pub stages: Vec<String>,
     pub questions: usize,
     pub samples: usize,
     pub temperature: f64,
     pub top_p: f64,
+    pub top_k: usize,
     pub max_tokens: usize,
+    pub seeds: Vec<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -123,13 +192,32 @@ pub struct Failure {
     pub reason: String,
 }
 
-/// A problem that one variant got right after training and not before.
+/// A question whose verdict changed by training.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Example {
     pub row: String,
     pub dataset: String,
+    pub id: String,
     pub prompt: String,
     pub gold: String,
     pub before: String,
     pub after: String,
+    /// Right after and wrong before; else the other way round.
+    pub gained: bool,
+}
+
+/// Who made an artifact, where and how long it took.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Made {
+    /// `train@seed=1,variant=nvfp4-aqn`.
+    pub instance: String,
+    pub kind: &'static str,
+    pub fingerprint: String,
+    pub seed: Option<u64>,
+    pub qerl_version: String,
+    pub backend: Option<String>,
+    pub host: String,
+    pub device: String,
+    pub started: String,
+    pub wall_seconds: f64,
 }

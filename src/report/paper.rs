@@ -1,7 +1,5 @@
 //! Published figures of QeRL (arXiv 2510.11696 v1, tables 1 and 2), to print beside ours.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 use serde_json::Value;
 
@@ -51,21 +49,33 @@ impl Paper {
         };
         let rows = methods.iter().map(row).collect::<Option<Vec<_>>>().ok_or_else(broken)?;
         let what = if table == "table1" { "GSM8K, GRPO, pass@1" } else { "BigMath, DAPO" };
-        Ok(Self { name: format!("{size}: {what}"), source: "arXiv 2510.11696 v1".to_owned(), columns, rows })
+        let source = numbers["source"].as_str().ok_or_else(broken)?.to_owned();
+        Ok(Self { name: format!("{size}: {what}"), source, columns, rows })
     }
+}
 
-    /// Ours (`bf16-lora`, `nvfp4-aqn`, ...) -> the paper's method names.
-    pub fn method(variant: &str) -> Option<&'static str> {
-        let known = BTreeMap::from([
-            ("bf16-full", "BF16 Full"),
-            ("bf16-lora", "BF16 LoRA"),
-            ("nf4-lora", "NF4 LoRA"),
-            ("mxfp4-lora", "MXFP4 LoRA"),
-            ("nvfp4-lora", "NVFP4 LoRA"),
-            ("nvfp4-aqn", "NVFP4 LoRA+AQN"),
-        ]);
-        known.get(variant).copied()
-    }
+/// The paper's name for a policy: its weight format, how it was trained (`None`: not at all) and with noise or not.
+pub fn method(format: &str, trained: Option<Trained>, noise: bool) -> String {
+    let format = format.to_uppercase();
+    let how = match trained {
+        None => "",
+        Some(Trained::Full) => " Full",
+        Some(Trained::Adapter) => " LoRA",
+    };
+    format!("{format}{how}{}", if noise { "+AQN" } else { "" })
+}
+
+/// What a training changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trained {
+    Adapter,
+    Full,
+}
+
+/// The column of a data set of ours: the same name but for case and punctuation. A hold-out is another set.
+pub fn is_column(column: &str, dataset: &str) -> bool {
+    let plain = |text: &str| text.chars().filter(|c| *c != '-' && *c != '_').collect::<String>().to_lowercase();
+    plain(column) == plain(dataset)
 }
 
 #[cfg(test)]
@@ -83,5 +93,18 @@ mod tests {
         assert_eq!(big.columns[0], "MATH500");
         assert!(big.rows.contains(&("NVFP4 LoRA".to_owned(), vec![81.6, 16.7, 15.0, 52.5, 41.4])));
         assert!(Paper::table("table9.1B").is_err());
+    }
+
+    #[test]
+    fn our_policies_find_their_rows_and_columns() {
+        let paper = Paper::table("table2.7B").unwrap();
+        let known = |name: String| paper.rows.iter().any(|r| r.0 == name);
+        for trained in [None, Some(Trained::Full), Some(Trained::Adapter)] {
+            assert!(known(method("bf16", trained, false)));
+        }
+        assert_eq!(method("nvfp4", Some(Trained::Adapter), true), "NVFP4 LoRA+AQN");
+        assert!(!known(method("bf16", Some(Trained::Adapter), true)), "a control that the paper lacks");
+        assert!(is_column("MATH500", "math500") && is_column("GSM8K", "gsm8k") && is_column("AIME24", "aime-24"));
+        assert!(!is_column("GSM8K", "gsm8k.holdout"));
     }
 }

@@ -6,9 +6,6 @@
 pub mod download;
 pub mod eval;
 mod inputs;
-mod lineage;
-mod records;
-mod report_gather;
 pub mod lora;
 pub mod quantize;
 pub mod report;

@@ -1,10 +1,15 @@
 //! `sft`: supervised steps on a data set's own solutions, full-parameter or on an adapter.
 
+mod run;
+mod scratch;
+mod tokenizer;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{DataRef, StageRef};
 use crate::rl::LrSchedule;
+pub use run::run_with;
 
 /// A small Qwen2 model made from nothing, with a word-level tokenizer made from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

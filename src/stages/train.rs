@@ -1,15 +1,24 @@
 //! `train`: GRPO or DAPO with Adaptive Quantization Noise.
 
+pub(super) mod finish;
+pub(super) mod material;
+mod parts;
+mod resolve;
+mod run;
+
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use super::inputs::PolicyFiles;
 use super::{DataRef, StageRef};
 use crate::rl::{
     Algorithm, Aqn, Clip, Correction, DynamicSampling, EarlyStop, KlEstimator, Loss, LrSchedule, Normalization,
     OldLogProbs, OptimizerKind, Overlong, Ratio, RewardAggregation, RewardSpec,
 };
+pub use parts::Parts;
+pub use run::run_with;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
