@@ -1,7 +1,6 @@
 //! `train`: GRPO or DAPO with Adaptive Quantization Noise.
 
 pub(super) mod finish;
-pub(super) mod material;
 mod parts;
 mod resolve;
 mod run;
