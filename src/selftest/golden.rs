@@ -63,20 +63,16 @@ impl Suite<'_> {
         for (prefix, keys) in subjects {
             let label = |what: &str| format!("{name} {prefix}{}{what}", if prefix.is_empty() { "" } else { "." });
             match self.subject(name, &file, &prefix, &keys) {
-                Ok(found) => checks.extend(found.into_iter().map(|(what, check)| Check { name: label(&what), ..check })),
+                Ok(found) => {
+                    checks.extend(found.into_iter().map(|(what, check)| Check { name: label(&what), ..check }))
+                }
                 Err(e) => checks.push(Check::failed(label("*"), e.to_string())),
             }
         }
     }
 
     /// All comparisons of one model, adapter and input.
-    fn subject(
-        &self,
-        name: &str,
-        file: &TensorFile,
-        prefix: &str,
-        keys: &[String],
-    ) -> Result<Vec<(String, Check)>> {
+    fn subject(&self, name: &str, file: &TensorFile, prefix: &str, keys: &[String]) -> Result<Vec<(String, Check)>> {
         let (padded, format, adapter) = match prefix {
             "padded" => (true, "", None),
             _ => match prefix.strip_suffix("lora") {
@@ -103,9 +99,13 @@ impl Suite<'_> {
                     let row = row.ok_or_else(|| Error::input(format!("{what} names no row of the input")))?;
                     (closeness(row, &golden(what)?, self.tolerance.logits), "logits of one row")
                 }
-                "logprobs" => (closeness(&log_probs, &golden(what)?, self.tolerance.logits), "log-probs of next tokens"),
+                "logprobs" => {
+                    (closeness(&log_probs, &golden(what)?, self.tolerance.logits), "log-probs of next tokens")
+                }
                 "loss" => (closeness(&[mean_nll(&log_probs)], &golden(what)?, self.tolerance.loss), "mean NLL"),
-                _ if what.starts_with("greedy_from_") => self.greedy(engine.as_mut(), what, &token_rows(file, what)?)?,
+                _ if what.starts_with("greedy_from_") => {
+                    self.greedy(engine.as_mut(), what, &token_rows(file, what)?)?
+                }
                 _ => return Err(Error::input(format!("the golden key {what:?} is unknown to this version of qerl"))),
             };
             checks.push((what.clone(), Check::new("", error, detail)));
@@ -156,8 +156,7 @@ impl Suite<'_> {
         let batch = batch(&rows);
         let scores = engine.forward(&batch, Pass::Train)?;
         let count: usize = scores.log_probs.iter().map(Vec::len).sum();
-        let slopes: Vec<Vec<f32>> =
-            scores.log_probs.iter().map(|row| vec![-1.0 / count as f32; row.len()]).collect();
+        let slopes: Vec<Vec<f32>> = scores.log_probs.iter().map(|row| vec![-1.0 / count as f32; row.len()]).collect();
         engine.backward(&slopes, &[])?;
         let ours: BTreeMap<String, Vec<f32>> =
             engine.gradients()?.into_iter().map(|t| (base_name(&t.name).to_owned(), t.data)).collect();

@@ -113,8 +113,10 @@ pub(super) fn check(rows: &[Row], vocab: usize, max_position: usize) -> Result<(
 
 pub(super) fn check_tokens(row: usize, tokens: &[u32], vocab: usize) -> Result<()> {
     match tokens.iter().find(|&&token| token as usize >= vocab) {
-        Some(token) => Err(Error::input(format!("row {row} has token {token}, but the vocabulary ends at {}", vocab - 1))
-            .hint("the tokenizer must belong to the model")),
+        Some(token) => {
+            Err(Error::input(format!("row {row} has token {token}, but the vocabulary ends at {}", vocab - 1))
+                .hint("the tokenizer must belong to the model"))
+        }
         None => Ok(()),
     }
 }

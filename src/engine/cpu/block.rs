@@ -174,9 +174,7 @@ impl Net<'_> {
         let norm = self.norm(layer, 1);
         rows::norm(pool, &middle, norm, self.eps(), &mut normed, &mut scratch);
         let mut d_normed = vec![0f32; d.len()];
-        weights.gate_up.backward(
-            pool, values, gradients, adapter, &normed, m, &[&gate, &up], &mut d_normed, false,
-        );
+        weights.gate_up.backward(pool, values, gradients, adapter, &normed, m, &[&gate, &up], &mut d_normed, false);
         drop((gate, up));
         let d_norm = weights.adapted[1].as_ref().filter(|_| adapter).and_then(|n| n.gradient(gradients));
         rows::norm_backward(pool, &middle, norm, &inverses[1], &d_normed, d, d_norm);
@@ -195,9 +193,7 @@ impl Net<'_> {
         }
         let norm = self.norm(layer, 0);
         rows::norm(pool, x, norm, self.eps(), &mut normed, &mut scratch);
-        weights.qkv.backward(
-            pool, values, gradients, adapter, &normed, m, &[&dq, &dk, &dv], &mut d_normed, false,
-        );
+        weights.qkv.backward(pool, values, gradients, adapter, &normed, m, &[&dq, &dk, &dv], &mut d_normed, false);
         let d_norm = weights.adapted[0].as_ref().filter(|_| adapter).and_then(|n| n.gradient(gradients));
         rows::norm_backward(pool, x, norm, &inverses[0], &d_normed, d, d_norm);
     }

@@ -2,8 +2,8 @@
 
 use super::batch::Target;
 use super::block::Net;
-use super::kernels::vector::{Statistics, log_softmax_backward_in_place, log_softmax_statistics};
 use super::kernels::Parts;
+use super::kernels::vector::{Statistics, log_softmax_backward_in_place, log_softmax_statistics};
 use super::rows;
 
 /// Bytes of logits that exist at a time.
@@ -78,11 +78,19 @@ pub(super) struct Tape<'a> {
 }
 
 /// Adds to `d_hidden` the gradient of the normed hidden states; `slopes` has (d_log_prob, d_entropy) per target.
-pub(super) fn backward(net: &Net<'_>, tape: Tape<'_>, slopes: &[(f32, f32)], d_hidden: &mut [f32], gradients: &mut [f32]) {
+pub(super) fn backward(
+    net: &Net<'_>,
+    tape: Tape<'_>,
+    slopes: &[(f32, f32)],
+    d_hidden: &mut [f32],
+    gradients: &mut [f32],
+) {
     let (width, vocab) = (net.config.hidden_size, net.config.vocab_size);
     let piece = piece_rows(vocab);
     let mut kept = tape.logits.into_iter();
-    for ((targets, scored), slopes) in tape.targets.chunks(piece).zip(tape.scored.chunks(piece)).zip(slopes.chunks(piece)) {
+    for ((targets, scored), slopes) in
+        tape.targets.chunks(piece).zip(tape.scored.chunks(piece)).zip(slopes.chunks(piece))
+    {
         let kept = kept.next();
         // Masked tokens cost nothing.
         let active: Vec<usize> = (0..targets.len()).filter(|&r| slopes[r] != (0.0, 0.0)).collect();

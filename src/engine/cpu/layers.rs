@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::kernels::{Matrix, Operand, Pool, gemm, vector};
 use super::parameters::Parameters;
 use crate::engine::Trainable;
-use crate::model::names::{self, Norm, Projection};
 use crate::model::adapter::peft_key;
+use crate::model::names::{self, Norm, Projection};
 use crate::model::{Adapter, Checkpoint, Values, Weight as Stored};
 use crate::quant::nvfp4::Global;
 use crate::{Error, Result};
@@ -95,7 +95,10 @@ impl Weight {
 pub(super) enum Vector {
     Frozen(Vec<f32>),
     /// `trained` is false for a frozen adapter's norms.
-    Arena { range: Range<usize>, trained: bool },
+    Arena {
+        range: Range<usize>,
+        trained: bool,
+    },
 }
 
 impl Vector {

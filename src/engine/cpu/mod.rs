@@ -223,7 +223,8 @@ impl Engine for CpuEngine {
         if !self.adapter_enabled {
             return Err(Error::usage("the reference policy is not trained").hint("enable the adapter first"));
         }
-        let tape = self.tape.take().ok_or_else(|| Error::usage("backward needs a training pass of forward before it"))?;
+        let tape =
+            self.tape.take().ok_or_else(|| Error::usage("backward needs a training pass of forward before it"))?;
         let slopes = tape.slopes(d_log_probs, d_entropies)?;
         let norms = self.norms();
         // The gradients are written while the values are read: two parts of the arena.

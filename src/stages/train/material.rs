@@ -42,7 +42,5 @@ pub fn spec(context: &Context<'_>, slot: &str) -> Result<crate::data::DataSpec> 
         .artifact
         .as_ref()
         .map_err(|why| Error::failed(format!("data of {:?} is not there: {why}", input.stage)))?;
-    let config: split::Config = serde_json::from_value(artifact.meta.config.clone())
-        .map_err(|e| Error::input(format!("{:?} is not the output of a `split` stage", input.stage)).caused_by(e))?;
-    Ok(config.spec)
+    split::spec(artifact).map_err(|e| e.within(format!("data of {:?}", input.stage)))
 }

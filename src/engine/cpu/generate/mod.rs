@@ -288,8 +288,9 @@ impl<'a> Run<'a> {
         });
         for (&i, draw) in owners.iter().zip(draws) {
             let Some(draw) = draw else {
-                return Err(Error::failed("the model's logits are not finite")
-                    .hint("the weights or the adapter are damaged, or training has diverged: lower the learning rate"));
+                return Err(Error::failed("the model's logits are not finite").hint(
+                    "the weights or the adapter are damaged, or training has diverged: lower the learning rate",
+                ));
             };
             self.active[i].tokens.push(draw.token);
             self.active[i].log_probs.push(draw.log_prob);
