@@ -18,9 +18,7 @@ pub fn problems(context: &Context<'_>, slot: &str, otherwise: &str) -> Result<Ve
 
 /// How the data in `slot` was read: its template, system prompt and prompt length.
 pub fn spec(context: &Context<'_>, slot: &str) -> Result<DataSpec> {
-    let config: split::Config = serde_json::from_value(artifact(context, slot)?.meta.config.clone())
-        .map_err(|e| Error::input(format!("{slot:?} does not hold the output of a `split` stage")).caused_by(e))?;
-    Ok(config.spec)
+    split::spec(artifact(context, slot)?).map_err(|e| e.within(format!("{slot:?}")))
 }
 
 /// The file of a part (`train`, `holdout`, `all`) of an artifact that holds problems.
