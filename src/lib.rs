@@ -19,6 +19,7 @@ pub mod quant;
 pub mod report;
 pub mod rl;
 pub mod run;
+pub mod selftest;
 pub mod stages;
 pub mod store;
 pub mod tensors;

@@ -1,5 +1,7 @@
 //! Comparison with golden data that the reference libraries wrote; see tests/golden/.
 
+#[path = "golden/engine.rs"]
+mod engine;
 #[path = "golden/formats.rs"]
 mod formats;
 #[path = "golden/rl.rs"]

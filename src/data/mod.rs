@@ -1,10 +1,20 @@
 //! Problem sets: rows of parquet or jsonl (or generated) -> normalised [`Problem`]s, hold-outs, prompts.
 
+pub mod chat;
+mod files;
+pub mod generate;
+pub mod normalise;
+pub mod parts;
+pub mod prompt;
+pub mod read;
+pub mod template;
+pub mod text;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One normalised problem.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
     /// Stable within its set (`unique_id` of the source, or its row number).
     pub id: String,
@@ -62,6 +72,10 @@ pub struct DataSpec {
     /// Prompt template: `qerl_think` (think/answer tags), `boxed`, `plain`, or a file of the pipeline's folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
+    /// The text of the file that `template` names: read and filled in by `split`, so that those who use its problems
+    /// need no file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template_text: Option<String>,
     /// System prompt; each template has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
@@ -160,3 +174,8 @@ pub const BUILTINS: &[Builtin] = &[
         train_split: "train",
     },
 ];
+
+/// The data set of this name.
+pub fn builtin(name: &str) -> Option<&'static Builtin> {
+    BUILTINS.iter().find(|set| set.name == name)
+}

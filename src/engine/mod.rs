@@ -4,10 +4,13 @@
 //! log-probs and entropies of [`Engine::forward`] and hand back their derivatives to [`Engine::backward`].
 
 pub mod cpu;
+mod load;
 pub mod philox;
 pub mod sampling;
 
 use std::sync::Arc;
+
+pub use load::{Load, load};
 
 use crate::Result;
 use crate::control::Cancel;

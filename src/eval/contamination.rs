@@ -1,16 +1,19 @@
 //! Overlap of training problems with evaluation problems: normalised exact text and shared 13-grams of words.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
 /// Words in a row that count as an overlap (Brown et al. 2020, appendix C).
 pub const NGRAM: usize = 13;
 
-/// How many evaluation problems the training set has seen, and which.
+/// How many evaluation problems the training set holds, and which.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contamination {
+    /// Evaluation problems.
     pub checked: usize,
+    /// Training problems that they were compared with.
+    pub trained: usize,
     /// Problems whose normalised text is also a training problem.
     pub exact: usize,
     /// Problems that share at least one 13-gram with a training problem (exact ones included).
@@ -36,41 +39,60 @@ fn digest(words: &[String]) -> u128 {
     u128::from_le_bytes(half)
 }
 
-/// Index of a training set; 16 bytes per 13-gram.
+/// The evaluation problems; training problems are shown to it one by one, so that a training set of any size passes.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
-    exact: HashSet<u128>,
-    ngrams: HashSet<u128>,
+    checked: usize,
+    trained: usize,
+    exact: HashMap<u128, Vec<usize>>,
+    ngrams: HashMap<u128, Vec<usize>>,
+    exact_rows: BTreeSet<usize>,
+    rows: BTreeSet<usize>,
 }
 
 impl Index {
-    pub fn add(&mut self, problem: &str) {
-        let words = words(problem);
-        self.exact.insert(digest(&words));
-        self.ngrams.extend(words.windows(NGRAM).map(digest));
-    }
-
-    pub fn new<'a>(problems: impl IntoIterator<Item = &'a str>) -> Self {
+    pub fn new<'a>(evaluation: impl IntoIterator<Item = &'a str>) -> Self {
         let mut index = Self::default();
-        problems.into_iter().for_each(|p| index.add(p));
+        for (row, problem) in evaluation.into_iter().enumerate() {
+            index.checked += 1;
+            let words = words(problem);
+            if words.is_empty() {
+                continue;
+            }
+            index.exact.entry(digest(&words)).or_default().push(row);
+            for gram in words.windows(NGRAM) {
+                let rows = index.ngrams.entry(digest(gram)).or_default();
+                if rows.last() != Some(&row) {
+                    rows.push(row);
+                }
+            }
+        }
         index
     }
 
-    /// Checks evaluation problems against the index.
-    pub fn check<'a>(&self, problems: impl IntoIterator<Item = &'a str>) -> Contamination {
-        let mut found = Contamination::default();
-        for (row, problem) in problems.into_iter().enumerate() {
-            let words = words(problem);
-            let exact = !words.is_empty() && self.exact.contains(&digest(&words));
-            let ngram = words.windows(NGRAM).any(|w| self.ngrams.contains(&digest(w)));
-            found.checked += 1;
-            found.exact += usize::from(exact);
-            found.ngram += usize::from(exact || ngram);
-            if exact || ngram {
-                found.rows.push(row);
+    /// Compares with one training problem.
+    pub fn see(&mut self, training: &str) {
+        self.trained += 1;
+        let words = words(training);
+        if let Some(rows) = self.exact.get(&digest(&words)) {
+            self.exact_rows.extend(rows);
+            self.rows.extend(rows);
+        }
+        for gram in words.windows(NGRAM) {
+            if let Some(rows) = self.ngrams.get(&digest(gram)) {
+                self.rows.extend(rows);
             }
         }
-        found
+    }
+
+    pub fn found(&self) -> Contamination {
+        Contamination {
+            checked: self.checked,
+            trained: self.trained,
+            exact: self.exact_rows.len(),
+            ngram: self.rows.len(),
+            rows: self.rows.iter().copied().collect(),
+        }
     }
 }
 
@@ -80,16 +102,23 @@ mod tests {
 
     #[test]
     fn finds_rewrapped_copies_and_shared_passages_only() {
-        let train = [
-            "If x + y = 7, what is x?",
-            "A farmer has three red hens and five white geese and sells two of them at the market on Monday.",
-        ];
-        let index = Index::new(train);
-        let found = index.check([
+        let mut index = Index::new([
             "if  $x+y=7$ what is X",
             "Bob says: a farmer has three red hens and five white geese and sells two of them. Why?",
             "A farmer has three red hens and five cows.",
+            "",
         ]);
-        assert_eq!(found, Contamination { checked: 3, exact: 1, ngram: 2, rows: vec![0, 1] });
+        for training in [
+            "If x + y = 7, what is x?",
+            "A farmer has three red hens and five white geese and sells two of them at the market on Monday.",
+            "?!",
+        ] {
+            index.see(training);
+        }
+        assert_eq!(
+            index.found(),
+            Contamination { checked: 4, trained: 3, exact: 1, ngram: 2, rows: vec![0, 1] },
+            "the one with only twelve words in common and the empty one are clean"
+        );
     }
 }

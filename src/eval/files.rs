@@ -6,7 +6,7 @@ use std::path::Path;
 
 use polars::prelude::*;
 
-use super::Record;
+use super::{Record, Summary};
 use crate::math::Verdict;
 use crate::{Error, Result};
 
@@ -45,6 +45,7 @@ pub fn write_parquet(path: &Path, records: &[Record]) -> Result<()> {
     let columns = vec![
         text("data", &|r| &r.data),
         text("id", &|r| &r.id),
+        text("prompt", &|r| &r.prompt),
         number("sample", &|r| r.sample),
         text("gold", &|r| &r.gold),
         text("completion", &|r| &r.completion),
@@ -58,6 +59,22 @@ pub fn write_parquet(path: &Path, records: &[Record]) -> Result<()> {
     let file = File::create(path).map_err(|e| Error::io("create", path, e))?;
     ParquetWriter::new(&file).finish(&mut frame).map_err(failed)?;
     file.sync_all().map_err(|e| Error::io("write", path, e))
+}
+
+/// Writes `summary.json`.
+pub fn write_summary(path: &Path, summary: &Summary) -> Result<()> {
+    let mut text =
+        serde_json::to_vec_pretty(summary).map_err(|e| Error::failed("cannot write a summary as JSON").caused_by(e))?;
+    text.push(b'\n');
+    std::fs::write(path, text).map_err(|e| Error::io("write", path, e))
+}
+
+/// Reads `summary.json`, or that of an evaluation's folder.
+pub fn read_summary(path: &Path) -> Result<Summary> {
+    let file = if path.is_dir() { path.join(SUMMARY) } else { path.to_owned() };
+    let text = std::fs::read(&file).map_err(|e| Error::io("read", &file, e))?;
+    serde_json::from_slice(&text)
+        .map_err(|e| Error::input(format!("{} is not the summary of an evaluation", file.display())).caused_by(e))
 }
 
 /// Reads what [`write_parquet`] wrote.
@@ -76,7 +93,7 @@ pub fn read_parquet(path: &Path) -> Result<Vec<Record>> {
         let column = frame.column("truncated").and_then(|c| c.bool().cloned()).map_err(|e| broken(path, e))?;
         column.iter().map(|b| b.unwrap_or(false)).collect()
     };
-    let (data, id, gold) = (texts("data")?, texts("id")?, texts("gold")?);
+    let (data, id, prompt, gold) = (texts("data")?, texts("id")?, texts("prompt")?, texts("gold")?);
     let (completion, extracted, verdict) = (texts("completion")?, texts("extracted")?, texts("verdict")?);
     let (sample, tokens) = (numbers("sample")?, numbers("tokens")?);
     (0..frame.height())
@@ -86,6 +103,7 @@ pub fn read_parquet(path: &Path) -> Result<Vec<Record>> {
             Ok(Record {
                 data: need(&data, "data")?,
                 id: need(&id, "id")?,
+                prompt: need(&prompt, "prompt")?,
                 sample: sample[row],
                 gold: need(&gold, "gold")?,
                 completion: need(&completion, "completion")?,
@@ -98,33 +116,42 @@ pub fn read_parquet(path: &Path) -> Result<Vec<Record>> {
         .collect()
 }
 
-/// Adds records to a JSON-lines file and syncs it: what is in it survives an interruption.
-pub fn append_lines(path: &Path, records: &[Record]) -> Result<()> {
+/// Records as JSON lines.
+pub fn lines(records: &[Record]) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     for record in records {
         serde_json::to_writer(&mut text, record)
             .map_err(|e| Error::failed("cannot write a record as JSON").caused_by(e))?;
         text.push(b'\n');
     }
+    Ok(text)
+}
+
+/// Adds records to a JSON-lines file and syncs it: what is in it survives an interruption.
+pub fn append_lines(path: &Path, records: &[Record]) -> Result<()> {
+    let text = lines(records)?;
     let mut file = File::options().create(true).append(true).open(path).map_err(|e| Error::io("open", path, e))?;
     file.write_all(&text).and_then(|()| file.sync_data()).map_err(|e| Error::io("write", path, e))
 }
 
-/// Records of a JSON-lines file; with `partial`, a torn last line (an interrupted write) is left out.
+/// Records of a JSON-lines file. With `partial` everything from the first damaged line on (an interrupted write)
+/// is left out.
 pub fn read_lines(path: &Path, partial: bool) -> Result<Vec<Record>> {
     let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
     let mut out = Vec::new();
-    let mut lines = BufReader::new(file).lines().enumerate().peekable();
-    while let Some((number, line)) = lines.next() {
+    // Bytes, not text: a write may have been cut within a character.
+    for (number, line) in BufReader::new(file).split(b'\n').enumerate() {
         let line = line.map_err(|e| Error::io("read", path, e))?;
-        if line.trim().is_empty() {
+        if line.trim_ascii().is_empty() {
             continue;
         }
-        match serde_json::from_str(&line) {
+        match serde_json::from_slice(&line) {
             Ok(record) => out.push(record),
-            Err(_) if partial && lines.peek().is_none() => break,
+            Err(_) if partial => break,
             Err(e) => {
-                return Err(Error::input(format!("{}:{}: not a record", path.display(), number + 1)).caused_by(e));
+                return Err(Error::input(format!("{}:{}: not a record", path.display(), number + 1))
+                    .caused_by(e)
+                    .hint("records are what an evaluation writes: one JSON object with data, id, gold, completion, verdict per line"));
             }
         }
     }

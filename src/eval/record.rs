@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::gsm8k;
+use super::stats::{self, float};
 use super::summary::{Gsm8kScores, Interval, SetSummary};
-use super::{gsm8k, stats};
+use crate::data::Problem;
 use crate::math::{self, Gold, Verdict};
 use crate::{Error, Result};
 
@@ -13,6 +15,8 @@ pub struct Record {
     pub data: String,
     /// The problem's id within its set.
     pub id: String,
+    /// The problem's text, before any template.
+    pub prompt: String,
     /// 0..samples.
     pub sample: usize,
     pub gold: String,
@@ -26,14 +30,15 @@ pub struct Record {
 }
 
 impl Record {
-    /// Grades a completion.
-    pub fn graded(data: &str, id: &str, sample: usize, gold: &Gold, answer: &str, completion: Generated) -> Self {
+    /// Grades a completion; `gold` is the problem's answer, read once for all of its completions.
+    pub fn graded(data: &str, problem: &Problem, sample: usize, gold: &Gold, completion: Generated) -> Self {
         let grade = gold.grade(&completion.text);
         Self {
             data: data.to_owned(),
-            id: id.to_owned(),
+            id: problem.id.clone(),
+            prompt: problem.prompt.clone(),
             sample,
-            gold: answer.to_owned(),
+            gold: problem.answer.clone(),
             completion: completion.text,
             extracted: grade.extracted,
             verdict: grade.verdict,
@@ -67,11 +72,6 @@ pub struct Settings {
 /// Completions of one question, in sample order.
 struct Question<'a> {
     records: Vec<&'a Record>,
-}
-
-fn float(n: usize) -> f64 {
-    // Exact: counts stay below 2^32.
-    f64::from(u32::try_from(n).unwrap_or(u32::MAX))
 }
 
 /// Figures of one data set.
@@ -158,8 +158,7 @@ fn by_question(records: &[Record]) -> BTreeMap<usize, Question<'_>> {
 
 /// Is the answer that most of these completions share correct?
 fn vote(records: &[&Record]) -> bool {
-    let classes: Vec<Option<String>> =
-        records.iter().map(|r| r.extracted.as_deref().map(math::answer_class)).collect();
+    let classes: Vec<Option<String>> = records.iter().map(|r| r.extracted.as_deref().map(math::answer_class)).collect();
     let Some(winner) = stats::majority(classes.iter().map(Option::as_deref)) else { return false };
     // Equal classes have equal verdicts, but for equalities that only the grader's probes see: the first decides.
     records
@@ -167,66 +166,4 @@ fn vote(records: &[&Record]) -> bool {
         .zip(&classes)
         .find(|(_, class)| class.as_deref() == Some(winner))
         .is_some_and(|(record, _)| record.verdict == Verdict::Correct)
-}
-
-/// Per-question accuracies by (data, id).
-pub fn accuracies(records: &[Record]) -> BTreeMap<(String, String), f64> {
-    let mut counts: BTreeMap<(String, String), (usize, usize)> = BTreeMap::new();
-    for r in records {
-        let slot = counts.entry((r.data.clone(), r.id.clone())).or_default();
-        slot.0 += usize::from(r.verdict == Verdict::Correct);
-        slot.1 += 1;
-    }
-    counts.into_iter().map(|(key, (right, all))| (key, float(right) / float(all))).collect()
-}
-
-/// A question whose majority verdict differs between two evaluations.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Flip {
-    pub data: String,
-    pub id: String,
-    /// Accuracy of each on this question.
-    pub a: f64,
-    pub b: f64,
-}
-
-/// Two evaluations of the same questions, per data set.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct SetComparison {
-    pub data: String,
-    pub paired: stats::Paired,
-    /// Questions that only one of the two has; left out.
-    pub unmatched: usize,
-    pub flips: Vec<Flip>,
-}
-
-/// Compares record by record; sets that both have.
-pub fn compare(a: &[Record], b: &[Record], seed: u64) -> Result<Vec<SetComparison>> {
-    let (a, b) = (accuracies(a), accuracies(b));
-    let sets: std::collections::BTreeSet<&String> = a.keys().map(|(data, _)| data).collect();
-    let mut out = Vec::new();
-    for data in sets {
-        let (mut left, mut right, mut flips, mut unmatched) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        for (key, &x) in a.iter().filter(|(k, _)| &k.0 == data) {
-            let Some(&y) = b.get(key) else {
-                unmatched += 1;
-                continue;
-            };
-            left.push(x);
-            right.push(y);
-            if (x > 0.5) != (y > 0.5) {
-                flips.push(Flip { data: key.0.clone(), id: key.1.clone(), a: x, b: y });
-            }
-        }
-        unmatched += b.keys().filter(|k| &k.0 == data && !a.contains_key(*k)).count();
-        if left.is_empty() {
-            continue;
-        }
-        out.push(SetComparison { data: data.clone(), paired: stats::paired(&left, &right, seed)?, unmatched, flips });
-    }
-    if out.is_empty() {
-        return Err(Error::input("the two evaluations have no question in common")
-            .hint("compare evaluations of the same data sets"));
-    }
-    Ok(out)
 }

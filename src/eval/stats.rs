@@ -9,7 +9,7 @@ const Z95: f64 = 1.959_963_984_540_054;
 
 /// Exact for every count that fits into memory in practice (below 2^53).
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
-fn float(n: usize) -> f64 {
+pub(super) fn float(n: usize) -> f64 {
     n as f64
 }
 
@@ -181,13 +181,77 @@ pub fn mcnemar(only_a: usize, only_b: usize) -> f64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn pass_at_k_is_one_minus_the_chance_of_missing() {
-        for (n, c, k, want) in [(10, 3, 1, 0.3), (10, 3, 5, 1.0 - 21.0 / 252.0), (16, 1, 8, 0.5), (5, 5, 5, 1.0), (4, 0, 2, 0.0)] {
-            assert!((pass_at(n, c, k).unwrap() - want).abs() < 1e-12, "{n} {c} {k}");
+    fn close(a: f64, b: f64) -> bool {
+        (a - b).abs() <= 1e-12 * b.abs().max(1.0)
+    }
+
+    /// Every way to draw k of n completions of which the first `correct` are right, counted.
+    fn enumerated(n: usize, correct: usize, k: usize) -> f64 {
+        let (mut hits, mut draws) = (0, 0);
+        for set in 0u32..1 << n {
+            if set.count_ones() as usize == k {
+                draws += 1;
+                hits += u32::from(set & ((1 << correct) - 1) != 0);
+            }
         }
-        assert!(pass_at(4, 1, 5).is_err());
-        assert!(pass_at(4, 1, 0).is_err());
+        f64::from(hits) / f64::from(draws)
+    }
+
+    #[test]
+    fn pass_at_k_is_what_enumeration_finds() {
+        for n in 1..=9 {
+            for correct in 0..=n {
+                for k in 1..=n {
+                    let value = pass_at(n, correct, k).unwrap();
+                    assert!(close(value, enumerated(n, correct, k)), "{n} {correct} {k}: {value}");
+                }
+            }
+        }
+        for (n, correct, k) in [(4, 1, 5), (4, 1, 0), (4, 5, 1)] {
+            assert_eq!(pass_at(n, correct, k).unwrap_err().exit_code(), 2);
+        }
+        // No factorial overflows.
+        assert!(close(pass_at(4096, 1, 1024).unwrap(), 0.25));
+    }
+
+    /// scipy.stats.binomtest(k, n).proportion_ci(method="wilson") and
+    /// statsmodels.stats.proportion.proportion_confint(k, n, method="wilson").
+    #[test]
+    fn wilson_intervals_are_scipys() {
+        for (hits, n, low, high) in [
+            (7, 10, 0.39677814746114537, 0.8922087325936989),
+            (37, 100, 0.2818236053432453, 0.46779470419057095),
+            (1000, 1319, 0.7343131251145444, 0.7804877948740895),
+        ] {
+            let (a, b) = wilson(hits, n);
+            assert!(close(a, low) && close(b, high), "{hits}/{n}: {a} {b}");
+        }
+        assert_eq!(wilson(0, 0), (0.0, 1.0));
+        let (low, high) = wilson(0, 5);
+        assert!(low == 0.0 && high < 0.5, "an end is never past 0 or 1");
+    }
+
+    /// statsmodels.stats.contingency_tables.mcnemar(exact=True).
+    #[test]
+    fn mcnemars_test_is_statsmodels() {
+        for (only_a, only_b, p) in
+            [(5, 1, 0.21875), (3, 3, 1.0), (12, 4, 0.076812744140625), (30, 12, 0.007915897334896727)]
+        {
+            assert!(close(mcnemar(only_a, only_b), p), "{only_a} {only_b}: {}", mcnemar(only_a, only_b));
+            assert!(close(mcnemar(only_b, only_a), p));
+        }
+        assert_eq!(mcnemar(0, 0), 1.0);
+        let tiny = mcnemar(2000, 0);
+        assert!(tiny >= 0.0 && tiny < 1e-300, "no overflow in the tail: {tiny}");
+    }
+
+    /// statsmodels OLS on a constant, cov_type="cluster" over questions, with its small-sample correction G/(G-1):
+    /// 3, 0, 4, 1, 2 right of 4 completions each.
+    #[test]
+    fn the_standard_error_is_clustered_by_question() {
+        assert!(close(clustered_error(&[0.75, 0.0, 1.0, 0.25, 0.5]), 0.17677669529663687));
+        assert_eq!(clustered_error(&[0.5]), 0.0);
+        assert_eq!(clustered_error(&[]), 0.0);
     }
 
     #[test]
@@ -205,5 +269,24 @@ mod tests {
         assert!(low < 0.5 && 0.5 < high && high - low < 0.15);
         // About +-1.96 standard errors.
         assert!((high - low - 2.0 * Z95 * clustered_error(&values)).abs() < 0.01);
+        assert_eq!(bootstrap(&[], 1), (0.0, 1.0));
+    }
+
+    #[test]
+    fn a_paired_test_sees_what_unpaired_intervals_cannot() {
+        // 40 questions of which b answers six more, all the others alike.
+        let a: Vec<f64> = (0..40).map(|i| f64::from(u8::from(i % 2 == 0))).collect();
+        let mut b = a.clone();
+        (1..12).step_by(2).for_each(|i| b[i] = 1.0);
+        let found = paired(&a, &b, 3).unwrap();
+        assert_eq!((found.n, found.only_a, found.only_b), (40, 0, 6));
+        assert!(close(found.difference, 0.15) && close(found.mcnemar_p, 0.03125));
+        assert!(found.low > 0.0 && found.high < 0.3 && found.bootstrap_p < 0.05, "{found:?}");
+        let swapped = paired(&b, &a, 3).unwrap();
+        assert!(close(swapped.difference, -0.15) && (swapped.only_a, swapped.only_b) == (6, 0));
+        let same = paired(&a, &a, 3).unwrap();
+        assert_eq!((same.difference, same.bootstrap_p, same.mcnemar_p), (0.0, 1.0, 1.0));
+        assert!(paired(&a, &b[1..], 3).is_err());
+        assert_eq!(paired(&[], &[], 3).unwrap().mcnemar_p, 1.0);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::data::Problem;
+use crate::data::prompt::Prompter;
 
 /// A tokenizer with a data set's prompt template.
 pub trait Language {
@@ -20,4 +21,26 @@ pub trait Language {
     /// A completion that gives the gold answer in the form that the prompt asks for: the reference solution where it
     /// is in that form, a bare answer else.
     fn ideal(&self, problem: &Problem) -> String;
+}
+
+impl Language for Prompter {
+    fn prompt(&self, problem: &Problem) -> Result<Vec<u32>> {
+        self.ids(problem)
+    }
+
+    fn render(&self, problem: &Problem) -> Result<String> {
+        Prompter::render(self, problem)
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        Prompter::encode(self, text)
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        Prompter::decode(self, ids)
+    }
+
+    fn ideal(&self, problem: &Problem) -> String {
+        Prompter::ideal(self, problem)
+    }
 }

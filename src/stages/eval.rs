@@ -1,9 +1,15 @@
 //! `eval`: a policy on problem sets: pass@1 with intervals, pass@k, maj@k, every record kept.
 
+mod answer;
+mod run;
+mod training;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{DataRef, StageRef};
+
+pub use run::run_with;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -35,6 +41,17 @@ pub struct Config {
     pub k: Vec<usize>,
     #[serde(default)]
     pub seed: u64,
+    /// Worked examples before each question; they come from `shots_data` and are never among the questions.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(max = 64))]
+    pub shots: usize,
+    /// Where the examples come from, such as an entry under `data:` with `split: train`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shots_data: Option<DataRef>,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 fn one() -> usize {

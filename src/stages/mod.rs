@@ -7,6 +7,7 @@ pub mod download;
 pub mod eval;
 mod inputs;
 pub mod lora;
+mod material;
 pub mod quantize;
 pub mod report;
 pub mod sft;

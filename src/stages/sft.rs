@@ -100,6 +100,11 @@ pub struct Config {
     pub checkpoint_every: u64,
 }
 
+/// Trains with qerl's own engine.
+pub fn run(context: &super::Context<'_>, config: &Config) -> crate::Result<super::Output> {
+    run_with(context, config, &super::train::Builtin)
+}
+
 fn yes() -> bool {
     true
 }

@@ -1,7 +1,6 @@
 //! `train`: GRPO or DAPO with Adaptive Quantization Noise.
 
 pub(super) mod finish;
-pub(super) mod material;
 mod parts;
 mod resolve;
 mod run;
@@ -17,7 +16,7 @@ use crate::rl::{
     Algorithm, Aqn, Clip, Correction, DynamicSampling, EarlyStop, KlEstimator, Loss, LrSchedule, Normalization,
     OldLogProbs, OptimizerKind, Overlong, Ratio, RewardAggregation, RewardSpec,
 };
-pub use parts::Parts;
+pub use parts::{Builtin, Parts};
 pub use run::run_with;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -183,6 +182,11 @@ pub struct Config {
     /// When to give up on a run that has diverged.
     #[serde(default)]
     pub early_stop: EarlyStop,
+}
+
+/// Trains with qerl's own engine.
+pub fn run(context: &super::Context<'_>, config: &Config) -> crate::Result<super::Output> {
+    run_with(context, config, &Builtin)
 }
 
 fn one() -> u64 {

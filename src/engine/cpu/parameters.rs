@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::kernels::Pool;
+use super::kernels::{Parts, Pool};
 use crate::engine::{AdamW, NamedTensor, OptimizerState};
 use crate::{Error, Result};
 
@@ -175,12 +175,11 @@ impl Parameters {
             .collect();
         let mut sums = vec![0f64; pieces.len()];
         let gradients = &self.gradients;
-        let out = Shared::new(&mut sums);
+        let out = Parts::new(&mut sums);
         pool.for_each(pieces.len(), &|i| {
-            let sum = gradients[pieces[i].0.clone()].iter().map(|&g| f64::from(g) * f64::from(g)).sum();
             // SAFETY: task i is the only one that writes element i.
-            unsafe { out.slice(i..i + 1) }
-            [0] = sum;
+            let sum = unsafe { out.slice(i, 1) };
+            sum[0] = gradients[pieces[i].0.clone()].iter().map(|&g| f64::from(g) * f64::from(g)).sum();
         });
         let norm = sums.iter().sum::<f64>().sqrt();
         if !norm.is_finite() {
@@ -201,17 +200,17 @@ impl Parameters {
         let size = (f64::from(step.lr) / (1.0 - f64::from(b1).powf(t))) as f32;
         let root = (1.0 - f64::from(b2).powf(t)).sqrt() as f32;
         let keep = 1.0 - step.lr * step.weight_decay;
-        let (values, gradients) = (Shared::new(&mut self.values), Shared::new(&mut self.gradients));
-        let (m, v) = (Shared::new(&mut self.m), Shared::new(&mut self.v));
+        let (values, gradients) = (Parts::new(&mut self.values), Parts::new(&mut self.gradients));
+        let (m, v) = (Parts::new(&mut self.m), Parts::new(&mut self.v));
         pool.for_each(pieces.len(), &|i| {
             let (range, decays) = &pieces[i];
             // SAFETY: the pieces are disjoint ranges inside the arena.
             let (p, g, m, v) = unsafe {
                 (
-                    values.slice(range.clone()),
-                    gradients.slice(range.clone()),
-                    m.slice(range.clone()),
-                    v.slice(range.clone()),
+                    values.slice(range.start, range.len()),
+                    gradients.slice(range.start, range.len()),
+                    m.slice(range.start, range.len()),
+                    v.slice(range.start, range.len()),
                 )
             };
             let keep = if *decays { keep } else { 1.0 };
@@ -229,25 +228,4 @@ impl Parameters {
 
 fn nothing_trained() -> Error {
     Error::usage("this engine was loaded with nothing to train").hint("load it with `trainable: adapter` or `all`")
-}
-
-/// A slice that tasks of one parallel loop write in disjoint parts.
-pub(super) struct Shared<T>(*mut T, usize);
-
-// SAFETY: access goes through `slice`, whose caller promises disjoint ranges.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    pub fn new(slice: &mut [T]) -> Self {
-        Self(slice.as_mut_ptr(), slice.len())
-    }
-
-    /// # Safety
-    /// No two live slices may overlap, and the slice given to `new` must outlive them.
-    #[expect(clippy::mut_from_ref)]
-    pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.1, "a task's range lies inside the slice");
-        // SAFETY: in bounds (checked above), disjoint (the caller's promise).
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(range.start), range.len()) }
-    }
 }

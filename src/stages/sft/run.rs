@@ -13,9 +13,9 @@ use crate::rl::metrics;
 use crate::rl::settings::OptimizerSettings;
 use crate::rl::supervised::{self, SupervisedSettings};
 use crate::stages::inputs::PolicyFiles;
+use crate::stages::material;
 use crate::stages::train::Parts;
 use crate::stages::train::finish::{Form, recent};
-use crate::stages::train::material;
 use crate::stages::{Context, Output};
 use crate::store::{Handle, Location};
 use crate::{Error, Result};
@@ -84,7 +84,7 @@ pub fn make(dir: &Path, config: &Config, problems: &[Problem], open: &OpenLangua
 /// `context.work`.
 pub fn run_with(context: &Context<'_>, config: &Config, parts: &dyn Parts) -> Result<Output> {
     let settings = config.settings()?;
-    let problems = material::problems(context, "data")?;
+    let problems = material::problems(context, "data", "train")?;
     let spec = material::spec(context, "data")?;
     let open = |dir: &Path| parts.language(dir, &spec);
     let (policy, form) = match &config.policy {

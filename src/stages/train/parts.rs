@@ -4,7 +4,8 @@ use std::path::Path;
 
 use crate::Result;
 use crate::data::DataSpec;
-use crate::engine::{Engine, Trainable};
+use crate::data::prompt::Prompter;
+use crate::engine::{Engine, Load, Trainable, load};
 use crate::rl::language::Language;
 use crate::stages::inputs::PolicyFiles;
 
@@ -15,4 +16,18 @@ pub trait Parts {
 
     /// The tokenizer and chat template of a model folder with a data set's prompt template.
     fn language(&self, model: &Path, spec: &DataSpec) -> Result<Box<dyn Language>>;
+}
+
+/// The parts of this crate: its engine for the device of this process, the model's own tokenizer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Builtin;
+
+impl Parts for Builtin {
+    fn engine(&self, policy: &PolicyFiles, trainable: Trainable, threads: usize) -> Result<Box<dyn Engine>> {
+        load(&Load { model: &policy.model, adapter: policy.adapter.as_deref(), trainable, threads })
+    }
+
+    fn language(&self, model: &Path, spec: &DataSpec) -> Result<Box<dyn Language>> {
+        Ok(Box::new(Prompter::open(model, spec, None)?))
+    }
 }

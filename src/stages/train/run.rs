@@ -7,7 +7,6 @@ use serde_json::json;
 
 use super::Config;
 use super::finish::{Form, recent};
-use super::material;
 use super::parts::Parts;
 use crate::data::Problem;
 use crate::model::eos_ids;
@@ -17,6 +16,7 @@ use crate::rl::metrics;
 use crate::rl::rewards::{RewardSet, Sample};
 use crate::rl::rollout::Task;
 use crate::rl::trainer::{Finished, Trainer};
+use crate::stages::material;
 use crate::stages::{Context, Output};
 use crate::{Error, Result};
 
@@ -34,7 +34,7 @@ impl Material {
     fn read(context: &Context<'_>, slot: &str, model: &Path, parts: &dyn Parts) -> Result<Self> {
         let spec = material::spec(context, slot)?;
         Ok(Self {
-            problems: material::problems(context, slot)?,
+            problems: material::problems(context, slot, "train")?,
             language: parts.language(model, &spec)?,
             max_prompt_tokens: spec.max_prompt_tokens,
         })

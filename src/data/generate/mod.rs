@@ -1,0 +1,113 @@
+//! Sets that qerl makes itself, from a seed: nothing to download, nothing that anyone could have trained on.
+
+mod draws;
+mod stories;
+
+use std::collections::{BTreeMap, HashSet};
+
+use self::draws::Draws;
+use super::template::Template;
+use super::{DataSpec, Holdout, Problem, normalise};
+use crate::{Error, Result};
+
+/// Problems of a set where the specification names no number.
+const DEFAULT_N: usize = 4000;
+/// Problems held out where the pipeline asks for none: at most this many, and at most a fifth.
+const DEFAULT_HOLDOUT: usize = 200;
+const MAX_N: usize = 1_000_000;
+/// Draws in a row that only repeat what is there: then the set is exhausted.
+const MAX_REPEATS: u64 = 10_000;
+
+/// A set's way of making one problem: its text, its answer, and the working.
+struct Made {
+    prompt: String,
+    answer: u32,
+    working: Option<String>,
+    tags: BTreeMap<String, String>,
+}
+
+fn maker(name: &str) -> Option<fn(&mut Draws) -> Made> {
+    match name {
+        "arith" => Some(stories::story),
+        "sums" => Some(sum),
+        _ => None,
+    }
+}
+
+/// The problems of `arith` or `sums`: `n` different ones, a function of `seed` (and of the template, whose form the
+/// solutions have). More problems begin with the same ones.
+pub fn generate(spec: &DataSpec) -> Result<Vec<Problem>> {
+    let name = spec.builtin.as_deref().unwrap_or_default();
+    let make = maker(name).ok_or_else(|| Error::usage(format!("{name:?} is no generated data set")))?;
+    check(spec, name)?;
+    let n = spec.n.unwrap_or(DEFAULT_N);
+    let template = Template::open(spec, None)?;
+    let mut draws = Draws::new(name, spec.seed.unwrap_or(0));
+    let mut seen = HashSet::new();
+    let mut problems = Vec::with_capacity(n);
+    let mut repeats = 0;
+    while problems.len() < n {
+        let made = make(&mut draws);
+        if !seen.insert(normalise::key(&made.prompt)) {
+            repeats += 1;
+            if repeats > MAX_REPEATS {
+                return Err(Error::usage(format!("there are about {} different problems in {name}", problems.len()))
+                    .hint("ask for a smaller n"));
+            }
+            continue;
+        }
+        repeats = 0;
+        let mut problem = Problem {
+            id: format!("{name}-{}", problems.len()),
+            prompt: made.prompt,
+            answer: made.answer.to_string(),
+            solution: made.working,
+            tags: made.tags,
+        };
+        if problem.solution.is_some() {
+            problem.solution = Some(template.ideal(&problem));
+        }
+        problems.push(problem);
+    }
+    Ok(problems)
+}
+
+/// Refuses keys that mean nothing to a set without files.
+fn check(spec: &DataSpec, name: &str) -> Result<()> {
+    let n = spec.n.unwrap_or(DEFAULT_N);
+    if n == 0 || n > MAX_N {
+        return Err(Error::usage(format!("n must be within 1..={MAX_N}")));
+    }
+    if spec.config.is_some() || spec.columns != super::Columns::default() {
+        return Err(Error::usage(format!("{name} is generated: it has neither config nor columns")));
+    }
+    // Its parts stand where the hub has splits.
+    if let Some(split) = &spec.split
+        && !["train", "holdout", "all"].contains(&split.as_str())
+    {
+        return Err(Error::usage(format!("{name} has no split {split:?}")).hint("it has train, holdout and all"));
+    }
+    Ok(())
+}
+
+/// What is held out of a generated set where the pipeline names no hold-out; `None` for sets that are read.
+pub fn holdout(spec: &DataSpec) -> Option<Holdout> {
+    maker(spec.builtin.as_deref()?)?;
+    let n = spec.n.unwrap_or(DEFAULT_N);
+    (n >= 5).then(|| Holdout { n: DEFAULT_HOLDOUT.min(n / 5), seed: spec.seed.unwrap_or(0) })
+}
+
+/// `12 + 7 =` or `12 - 7 =`, results within 1..99.
+fn sum(draws: &mut Draws) -> Made {
+    let (small, large) = (draws.within(1, 49), draws.within(1, 50));
+    let (sign, a, b) = match draws.below(2) {
+        0 => ('+', small, large),
+        _ => ('-', small + large, small),
+    };
+    let answer = if sign == '+' { a + b } else { a - b };
+    let tags = BTreeMap::from([("operation".to_owned(), sign.to_string())]);
+    Made { prompt: format!("{a} {sign} {b} ="), answer, working: None, tags }
+}
+
+#[cfg(test)]
+mod tests;
