@@ -69,6 +69,48 @@ pub fn clustered_error(per_question: &[f64]) -> f64 {
     (squares / (float(n) * float(n - 1))).sqrt()
 }
 
+/// 0.975 quantile of Student's t distribution: tabulated up to 30 degrees of freedom, by the expansion of Cornish and
+/// Fisher beyond (Abramowitz and Stegun 26.7.5; off by less than 1e-6 there).
+pub fn t95(degrees: usize) -> f64 {
+    const TABLE: [f64; 30] = [
+        12.706_205, 4.302_653, 3.182_446, 2.776_445, 2.570_582, 2.446_912, 2.364_624, 2.306_004, 2.262_157, 2.228_139,
+        2.200_985, 2.178_813, 2.160_369, 2.144_787, 2.131_450, 2.119_905, 2.109_816, 2.100_922, 2.093_024, 2.085_963,
+        2.079_614, 2.073_873, 2.068_658, 2.063_899, 2.059_539, 2.055_529, 2.051_831, 2.048_407, 2.045_230, 2.042_272,
+    ];
+    match degrees {
+        0 => f64::INFINITY,
+        1..=30 => TABLE[degrees - 1],
+        _ => {
+            let (z, n) = (Z95, float(degrees));
+            let terms = [
+                (z.powi(3) + z) / 4.0,
+                (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0,
+                (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0,
+            ];
+            z + terms[0] / n + terms[1] / n.powi(2) + terms[2] / n.powi(3)
+        }
+    }
+}
+
+/// Standard deviation with n - 1; 0 for fewer than two values.
+pub fn deviation(values: &[f64]) -> f64 {
+    let n = values.len();
+    if n < 2 {
+        return 0.0;
+    }
+    let centre = mean(values);
+    (values.iter().map(|x| (x - centre).powi(2)).sum::<f64>() / float(n - 1)).sqrt()
+}
+
+/// Half width of the 95% interval of the mean over independent runs (seeds), by Student's t; infinite for fewer than
+/// two of them.
+pub fn t_half_width(values: &[f64]) -> f64 {
+    match values.len() {
+        0 | 1 => f64::INFINITY,
+        n => t95(n - 1) * deviation(values) / float(n).sqrt(),
+    }
+}
+
 /// SplitMix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
 
@@ -288,5 +330,18 @@ mod tests {
         assert_eq!((same.difference, same.bootstrap_p, same.mcnemar_p), (0.0, 1.0, 1.0));
         assert!(paired(&a, &b[1..], 3).is_err());
         assert_eq!(paired(&[], &[], 3).unwrap().mcnemar_p, 1.0);
+    }
+
+    /// scipy.stats.t.ppf(0.975, n).
+    #[test]
+    fn the_interval_over_runs_is_students() {
+        assert!((t95(2) - 4.302_652_729_911_275).abs() < 1e-5);
+        assert!((t95(40) - 2.021_075_390_306_273).abs() < 1e-5);
+        assert!((t95(1000) - 1.962_339_080_611_414).abs() < 1e-6);
+        assert!((t95(31) - 2.039_513_446_396_408).abs() < 1e-5, "no step at the end of the table");
+        // Three runs: deviation 0.1, 4.302653 * 0.1 / sqrt 3.
+        assert!((t_half_width(&[0.5, 0.6, 0.7]) - 0.248_413_7).abs() < 1e-6);
+        assert_eq!(t_half_width(&[0.4, 0.4]), 0.0);
+        assert_eq!(t_half_width(&[0.4]), f64::INFINITY);
     }
 }

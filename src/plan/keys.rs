@@ -61,6 +61,13 @@ pub fn keyed(around: &Surroundings<'_>, instance: &Instance, sources: &[Source<'
     if instance.kind == Kind::Download {
         unresolved = pin(around, &mut config, &mut key_config)?;
     }
+    if instance.kind == Kind::Report {
+        // It prints whose it is.
+        let file = around.graph.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let origin = serde_json::json!({ "name": around.graph.name, "file": file });
+        set(&mut config, "pipeline", origin.clone());
+        set(&mut key_config, "pipeline", origin);
+    }
     let mut inputs = BTreeMap::new();
     for (slot, edge, source) in slots(&instance.inputs, sources) {
         // A report prints which stage and point a row came from; nothing else may depend on names.

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 pub use paper::{Paper, TABLES as PAPER_TABLES, Trained, method as paper_method};
 pub use render::{html, markdown};
+pub use view::curve_metrics;
 
 /// Everything a report shows.
 #[derive(Clone, Debug, Default, Serialize)]

@@ -1,12 +1,17 @@
 //! `report`: one self-contained HTML file and one Markdown file that compare variants.
 
+mod compare;
+mod cost;
+mod gather;
+mod lineage;
+mod provenance;
+mod records;
+
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::report_gather::gather;
 use super::{Context, Output, StageRef};
 use crate::store::Handle;
 use crate::{Error, Result, report};
@@ -30,32 +35,44 @@ pub struct Config {
     pub paper: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
+    /// Filled in by the plan: whose report it is; never written by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub pipeline: Option<Origin>,
+}
+
+/// The pipeline that a report belongs to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    pub name: String,
+    /// The file's name, without its folder.
+    pub file: String,
 }
 
 fn variant() -> String {
     "variant".to_owned()
 }
 
-/// Gathers, renders, and copies the two files to `reports/out/<pipeline>/` beside the working directory.
+const HTML: &str = "report.html";
+const MARKDOWN: &str = "report.md";
+
+/// Gathers and renders into the stage's output folder; the executor publishes from there.
 pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
-    let data = gather(context, config, &context.pipeline)?;
+    let data = gather::gather(context, config)?;
     for failure in &data.failures {
         context.progress.say(&format!("the report shows {} as failed: {}", failure.instance, failure.reason));
     }
-    let files = [("html", "report.html", report::html(&data)?), ("md", "report.md", report::markdown(&data)?)];
-    let public = Path::new("reports/out").join(&context.pipeline);
-    std::fs::create_dir_all(&public).map_err(|e| Error::io("create", &public, e))?;
-    for (_, name, text) in &files {
-        for folder in [context.output.as_path(), &public] {
-            let path = folder.join(name);
-            std::fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
-        }
+    for (name, text) in [(HTML, report::html(&data)?), (MARKDOWN, report::markdown(&data)?)] {
+        let path = context.output.join(name);
+        std::fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
     }
-    context.progress.say(&format!("report: {}", public.join("report.html").display()));
     let rows: BTreeMap<&str, _> = data.rows.iter().map(|r| (r.label.as_str(), &r.cells)).collect();
     Ok(Output {
-        declared: files.iter().map(|f| f.1.to_owned()).collect(),
-        handle: Handle::Report { files: files.iter().map(|f| (f.0.to_owned(), f.1.to_owned())).collect() },
-        summary: serde_json::json!({ "rows": rows, "public": public }),
+        declared: vec![HTML.to_owned(), MARKDOWN.to_owned()],
+        handle: Handle::Report {
+            files: [("html", HTML), ("md", MARKDOWN)].map(|(k, f)| (k.to_owned(), f.to_owned())).into(),
+        },
+        summary: serde_json::json!({ "rows": rows }),
     })
 }

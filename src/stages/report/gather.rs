@@ -1,51 +1,87 @@
-//! From gathered evaluations to what a report says: rows, intervals, curves, costs, comparisons.
+//! From gathered evaluations to what a report says.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
-use serde_json::Value;
-
-use super::lineage::{differences, lineage, nearest, settings};
+use super::compare::compare;
+use super::cost;
+use super::lineage::{Lineage, Settings, differences, factors, joined, shared};
 use super::records::{self, Answers};
-use super::report::Config;
-use super::{Context, Input, Kind};
-use crate::eval::{self, Summary};
-use crate::report::{Cell, Comparison, Cost, Data, Example, Failure, Paper, Row, Setting};
+use super::{Config, provenance};
+use crate::eval::{SetSummary, Summary, files, stats};
+use crate::report::{Cell, Data, Failure, Paper, Row, Setting, Trained, paper_method};
+use crate::stages::{Context, Input, Kind};
 use crate::store::Artifact;
 use crate::{Error, Result};
 
-/// Metrics whose curves are shown.
-const CURVES: [&str; 6] =
-    ["reward", "rewards/accuracy/mean", "entropy", "aqn/sigma", "completions/mean_length", "kl"];
+/// Share of completions above which a warning is given.
+const MANY: f64 = 0.1;
 
-/// Settings that say nothing about the method: which file, which seed.
-const IGNORED: [&str; 3] = ["seed", "pins", "spec"];
-
-/// How many answers that changed are shown a row.
-const EXAMPLES: usize = 1;
+/// Fewer points of the `over` axis say little about the spread.
+const FEW_POINTS: usize = 3;
 
 /// One finished evaluation with everything behind it.
-struct Evaluation<'a> {
-    input: &'a Input,
-    artifact: &'a Artifact,
-    summary: Summary,
-    behind: Vec<Artifact>,
+pub(super) struct Evaluation<'a> {
+    pub input: &'a Input,
+    pub artifact: &'a Artifact,
+    pub summary: Summary,
+    pub answers: Answers,
+    pub lineage: Lineage,
+}
+
+/// The points that one row stands for: axis -> label, without the `over` axis.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RowPoint {
+    pub label: String,
+    pub point: BTreeMap<String, String>,
+}
+
+/// Everything gathered, row by row.
+pub(super) struct Gathered<'a> {
+    pub config: &'a Config,
+    pub stages: Vec<String>,
+    pub evaluations: Vec<Evaluation<'a>>,
+    pub rows: Vec<RowPoint>,
+    /// Of each row, at the last stage that it finished.
+    pub settings: Vec<Settings>,
+    /// Of each row: the row that it is compared with.
+    pub baselines: Vec<Option<usize>>,
+}
+
+impl<'a> Gathered<'a> {
+    /// A row's evaluations of `stage`; one that lacks an axis of the rows counts for each of them. Equal artifacts
+    /// count once: they are no further evidence.
+    pub fn of(&self, row: usize, stage: &str) -> Vec<&Evaluation<'a>> {
+        let mut seen = BTreeSet::new();
+        let own = self.evaluations.iter().filter(|e| e.input.stage == stage && belongs(e.input, &self.rows[row]));
+        own.filter(|e| seen.insert(e.artifact.meta.fingerprint.as_str())).collect()
+    }
+
+    /// A row's evaluations of the last stage, or of the last one that it finished.
+    fn latest(&self, row: usize) -> Vec<&Evaluation<'a>> {
+        self.stages.iter().rev().map(|stage| self.of(row, stage)).find(|found| !found.is_empty()).unwrap_or_default()
+    }
+}
+
+fn belongs(input: &Input, row: &RowPoint) -> bool {
+    row.point.iter().all(|(axis, label)| input.point.get(axis).is_none_or(|own| own == label))
 }
 
 /// Builds the report's data from the inputs in `gather.*`.
-pub(super) fn gather(context: &Context<'_>, config: &Config, pipeline: &str) -> Result<Data> {
+pub(super) fn gather(context: &Context<'_>, config: &Config) -> Result<Data> {
+    let inputs: Vec<&Input> = context.inputs.iter().filter(|i| i.slot.starts_with("gather")).collect();
+    let origin = config.pipeline.clone().unwrap_or_default();
     let mut data = Data {
-        title: config.title.clone().unwrap_or_else(|| pipeline.to_owned()),
-        pipeline: pipeline.to_owned(),
+        title: config.title.clone().unwrap_or_else(|| origin.name.clone()),
+        pipeline: origin.name,
+        file: Some(origin.file).filter(|f| !f.is_empty()),
         qerl_version: env!("CARGO_PKG_VERSION").to_owned(),
-        created: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
         axis: config.rows.clone(),
         over: config.over.clone(),
         paper: config.paper.as_deref().map(Paper::table).transpose()?,
         ..Data::default()
     };
     let mut evaluations = Vec::new();
-    for input in context.inputs.iter().filter(|i| i.slot.starts_with("gather")) {
+    for &input in &inputs {
         if !data.stages.contains(&input.stage) {
             data.stages.push(input.stage.clone());
         }
@@ -53,41 +89,45 @@ pub(super) fn gather(context: &Context<'_>, config: &Config, pipeline: &str) -> 
             Err(reason) => data.failures.push(Failure { instance: name(input), reason: reason.clone() }),
             Ok(artifact) => {
                 context.cancel.check()?;
-                let summary = read_summary(artifact)?;
-                let behind = lineage(context.store, artifact)?;
-                evaluations.push(Evaluation { input, artifact, summary, behind });
-            }
-        }
-    }
-    for evaluation in &evaluations {
-        for set in &evaluation.summary.sets {
-            if !data.datasets.contains(&set.name) {
-                data.datasets.push(set.name.clone());
-                data.settings.push(Setting {
-                    dataset: set.name.clone(),
-                    questions: set.questions,
-                    samples: set.samples,
-                    temperature: f64::from(evaluation.summary.temperature),
-                    top_p: f64::from(evaluation.summary.top_p),
-                    max_tokens: evaluation.summary.max_new_tokens,
+                evaluations.push(Evaluation {
+                    input,
+                    artifact,
+                    summary: summary(artifact)?,
+                    answers: records::answers(&artifact.dir)?,
+                    lineage: Lineage::of(context.store, artifact),
                 });
             }
         }
     }
-    let labels = row_labels(&evaluations, config);
-    data.baseline = config.baseline.clone().filter(|b| labels.contains(b));
-    if let (Some(asked), None) = (&config.baseline, &data.baseline)
-        && !labels.is_empty()
-    {
-        data.warnings.push(format!("the baseline {asked} has no finished evaluation: nothing is compared with it"));
+    let rows = row_points(&inputs, config);
+    let mut gathered = Gathered {
+        config,
+        stages: data.stages.clone(),
+        evaluations,
+        baselines: baselines(&rows, config),
+        settings: Vec::new(),
+        rows,
+    };
+    gathered.settings = (0..gathered.rows.len())
+        .map(|row| joined(gathered.latest(row).iter().map(|e| &e.lineage)))
+        .collect();
+    datasets(&mut data, &gathered);
+    if let Some(over) = &config.over {
+        let mut labels: Vec<&String> = gathered.evaluations.iter().filter_map(|e| e.input.point.get(over)).collect();
+        labels.dedup();
+        for label in labels {
+            if !data.over_labels.contains(label) {
+                data.over_labels.push(label.clone());
+            }
+        }
     }
-    for label in &labels {
-        data.rows.push(row(&evaluations, config, label, &data.stages, &data.datasets)?);
+    for row in 0..gathered.rows.len() {
+        data.rows.push(fill_row(&gathered, row, &inputs, &data)?);
     }
-    explain_differences(&mut data, &evaluations, config);
-    compare(&mut data, &evaluations, config)?;
-    devices(&mut data, &evaluations);
-    data.artifacts = evaluations.iter().map(|e| (name(e.input), e.artifact.meta.fingerprint.clone())).collect();
+    baseline(&mut data, &gathered);
+    compare(&mut data, &gathered)?;
+    provenance::fill(&mut data, &gathered);
+    warn(&mut data, &gathered);
     Ok(data)
 }
 
@@ -96,266 +136,307 @@ fn name(input: &Input) -> String {
     if point.is_empty() { input.stage.clone() } else { format!("{}@{}", input.stage, point.join(",")) }
 }
 
-fn read_summary(artifact: &Artifact) -> Result<Summary> {
-    let path = artifact.dir.join(eval::SUMMARY_FILE);
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
-    serde_json::from_str(&text).map_err(|e| {
-        Error::input(format!("{} is not an evaluation's summary", path.display()))
-            .caused_by(e)
-            .hint("gather names eval stages only")
-    })
+fn summary(artifact: &Artifact) -> Result<Summary> {
+    if artifact.meta.kind != Kind::Eval {
+        return Err(Error::usage(format!("a report gathers evaluations, not a `{}` stage", artifact.meta.kind.name()))
+            .hint("name `eval` stages in `gather`; what stands behind them is found by itself"));
+    }
+    files::read_summary(&artifact.dir)
 }
 
-/// The labels of the row axis in the order of the inputs; one row called after the pipeline where no input has it.
-fn row_labels(evaluations: &[Evaluation<'_>], config: &Config) -> Vec<String> {
-    let mut labels: Vec<String> = Vec::new();
-    for evaluation in evaluations {
-        if let Some(label) = evaluation.input.point.get(&config.rows)
-            && !labels.contains(label)
-        {
-            labels.push(label.clone());
+/// The combinations of all axes but `over`, failed ones included, in the order of the inputs. A point that lacks an
+/// axis which others have is no row of its own.
+fn row_points(inputs: &[&Input], config: &Config) -> Vec<RowPoint> {
+    let mut points: Vec<BTreeMap<String, String>> = Vec::new();
+    for input in inputs {
+        let mut point = input.point.clone();
+        if let Some(over) = &config.over {
+            point.remove(over);
+        }
+        if !points.contains(&point) {
+            points.push(point);
         }
     }
-    if labels.is_empty() && !evaluations.is_empty() {
-        labels.push("run".to_owned());
+    let within = |a: &BTreeMap<String, String>, b: &BTreeMap<String, String>| {
+        a.len() < b.len() && a.iter().all(|(axis, label)| b.get(axis) == Some(label))
+    };
+    let whole: Vec<_> = points.iter().filter(|a| !points.iter().any(|b| within(a, b))).cloned().collect();
+    let label = |point: &BTreeMap<String, String>| {
+        let mut parts: Vec<String> = point.get(&config.rows).cloned().into_iter().collect();
+        parts.extend(point.iter().filter(|(axis, _)| **axis != config.rows).map(|(a, l)| format!("{a}={l}")));
+        if parts.is_empty() { "run".to_owned() } else { parts.join(", ") }
+    };
+    whole.into_iter().map(|point| RowPoint { label: label(&point), point }).collect()
+}
+
+/// Of each row the one at the baseline's label that is equal in every other axis.
+fn baselines(rows: &[RowPoint], config: &Config) -> Vec<Option<usize>> {
+    let Some(baseline) = &config.baseline else { return vec![None; rows.len()] };
+    rows.iter()
+        .map(|row| {
+            let mut point = row.point.clone();
+            point.insert(config.rows.clone(), baseline.clone());
+            rows.iter().position(|other| other.point == point)
+        })
+        .collect()
+}
+
+/// Data sets in the order of the evaluations, and how each was evaluated.
+fn datasets(data: &mut Data, gathered: &Gathered<'_>) {
+    for evaluation in &gathered.evaluations {
+        for set in &evaluation.summary.sets {
+            if !data.datasets.contains(&set.data) {
+                data.datasets.push(set.data.clone());
+            }
+            let new = Setting {
+                dataset: set.data.clone(),
+                stages: vec![evaluation.input.stage.clone()],
+                questions: set.n,
+                samples: set.samples,
+                temperature: f64::from(set.temperature),
+                top_p: f64::from(set.top_p),
+                top_k: set.top_k,
+                max_tokens: set.max_new_tokens,
+                seeds: vec![set.seed],
+            };
+            let same = |old: &&mut Setting| {
+                Setting { stages: Vec::new(), seeds: Vec::new(), ..(**old).clone() }
+                    == Setting { stages: Vec::new(), seeds: Vec::new(), ..new.clone() }
+            };
+            match data.settings.iter_mut().find(same) {
+                Some(old) => {
+                    for stage in new.stages {
+                        if !old.stages.contains(&stage) {
+                            old.stages.push(stage);
+                        }
+                    }
+                    old.seeds.extend(new.seeds);
+                    old.seeds.sort_unstable();
+                    old.seeds.dedup();
+                }
+                None => data.settings.push(new),
+            }
+        }
     }
-    labels
+    data.settings.sort_by_key(|s| data.datasets.iter().position(|d| *d == s.dataset));
 }
 
-/// An evaluation without the row axis counts for every row.
-fn belongs(evaluation: &Evaluation<'_>, config: &Config, label: &str) -> bool {
-    evaluation.input.point.get(&config.rows).is_none_or(|own| own == label)
-}
-
-fn row(
-    evaluations: &[Evaluation<'_>],
-    config: &Config,
-    label: &str,
-    stages: &[String],
-    datasets: &[String],
-) -> Result<Row> {
-    let own: Vec<&Evaluation<'_>> = evaluations.iter().filter(|e| belongs(e, config, label)).collect();
-    let mut row = Row { label: label.to_owned(), ..Row::default() };
-    for stage in stages {
-        for dataset in datasets {
-            let sets: Vec<&eval::SetSummary> = own
-                .iter()
-                .filter(|e| e.input.stage == *stage)
-                .filter_map(|e| e.summary.sets.iter().find(|s| s.name == *dataset))
-                .collect();
+fn fill_row(gathered: &Gathered<'_>, index: usize, inputs: &[&Input], data: &Data) -> Result<Row> {
+    let mut row = Row { label: gathered.rows[index].label.clone(), ..Row::default() };
+    row.failed = inputs.iter().filter(|i| i.artifact.is_err() && belongs(i, &gathered.rows[index])).count();
+    for stage in &gathered.stages {
+        let own = gathered.of(index, stage);
+        for dataset in &data.datasets {
+            let sets: Vec<&SetSummary> =
+                own.iter().filter_map(|e| e.summary.sets.iter().find(|s| s.data == *dataset)).collect();
             if let Some(cell) = cell(&sets) {
                 row.cells.entry(stage.clone()).or_default().insert(dataset.clone(), cell);
             }
         }
-    }
-    let mut trainings: BTreeMap<&str, &Artifact> = BTreeMap::new();
-    for evaluation in &own {
-        if let Some(training) = nearest(&evaluation.behind, &[Kind::Train]) {
-            trainings.insert(&training.meta.fingerprint, training);
-        }
-        if let Some(base) = nearest(&evaluation.behind, &[Kind::Quantize]) {
-            row.cost.weight_bytes = base.meta.summary["bytes_after"].as_u64();
-            row.cost.quantization_error = base.meta.summary["relative_frobenius"].as_f64().filter(|e| *e > 0.0);
+        if let Some(evaluation) = own.first()
+            && let Some(method) = method(&evaluation.lineage)
+        {
+            row.methods.insert(stage.clone(), method);
         }
     }
-    let runs = trainings.values().map(|a| metrics(&a.dir)).collect::<Result<Vec<_>>>()?;
-    for metric in CURVES {
-        let curve = mean_curve(&runs, metric);
-        if !curve.is_empty() {
-            row.curves.insert(metric.to_owned(), curve);
-        }
-    }
-    row.cost.train_seconds = mean(trainings.values().map(|a| a.meta.provenance.wall_seconds));
-    costs(&mut row.cost, &runs);
+    let all: Vec<&Evaluation<'_>> = gathered.stages.iter().flat_map(|stage| gathered.of(index, stage)).collect();
+    let latest = gathered.latest(index);
+    row.format = latest.iter().find_map(|e| e.lineage.setting("quantize.format").map(str::to_owned));
+    let lineages = |evaluations: &[&Evaluation<'_>]| evaluations.iter().map(|e| e.lineage.all.clone()).collect::<Vec<_>>();
+    (row.cost, row.curves) = cost::read(&lineages(&latest), &lineages(&all))?;
     Ok(row)
 }
 
-/// Mean over points; the interval is over questions for one point and over points for several.
-fn cell(sets: &[&eval::SetSummary]) -> Option<Cell> {
+/// The paper's name for the policy of an evaluation, where its format is known.
+fn method(lineage: &Lineage) -> Option<String> {
+    let format = lineage.setting("quantize.format")?;
+    let trained = lineage.nearest(Kind::Train).map(|_| {
+        if lineage.settings.keys().any(|key| key.starts_with("lora.")) { Trained::Adapter } else { Trained::Full }
+    });
+    let noise = trained.is_some() && lineage.settings.keys().any(|key| key.starts_with("train.aqn."));
+    Some(paper_method(format, trained, noise))
+}
+
+/// Mean over points; the interval is over questions for one point, and the wider of those over questions and over
+/// points for several.
+fn cell(sets: &[&SetSummary]) -> Option<Cell> {
     let first = sets.first()?;
+    let of = |get: fn(&SetSummary) -> f64| stats::mean(&sets.iter().map(|s| get(s)).collect::<Vec<_>>());
     let accuracies: Vec<f64> = sets.iter().map(|s| s.accuracy).collect();
-    let of = |get: fn(&eval::SetSummary) -> f64| mean(sets.iter().map(|s| get(s))).unwrap_or(0.0);
-    let accuracy = of(|s| s.accuracy);
-    let (low, high) = match sets {
-        [only] => (only.interval[0], only.interval[1]),
-        _ => {
-            let half = eval::t_half_width(&accuracies);
-            ((accuracy - half).max(0.0), (accuracy + half).min(1.0))
-        }
+    let accuracy = stats::mean(&accuracies);
+    let (mut low, mut high) = (of(|s| s.interval.low), of(|s| s.interval.high));
+    if sets.len() > 1 {
+        let half = stats::t_half_width(&accuracies);
+        low = low.min((accuracy - half).max(0.0));
+        high = high.max((accuracy + half).min(1.0));
+    }
+    let means = |get: fn(&SetSummary) -> &BTreeMap<usize, f64>| {
+        let of_k = |k: &usize| {
+            let values: Option<Vec<f64>> = sets.iter().map(|s| get(s).get(k).copied()).collect();
+            Some((*k, stats::mean(&values?)))
+        };
+        get(first).keys().filter_map(of_k).collect()
     };
     Some(Cell {
         accuracy,
         low,
         high,
-        questions: first.questions,
+        questions: first.n,
         samples: first.samples,
         points: sets.len(),
+        deviation: (sets.len() > 1).then(|| stats::deviation(&accuracies)),
         truncated: of(|s| s.truncated),
         no_answer: of(|s| s.no_answer),
         mean_tokens: of(|s| s.mean_tokens),
+        pass_at: means(|s| &s.pass_at),
+        maj_at: means(|s| &s.maj_at),
+        best: false,
     })
 }
 
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let values: Vec<f64> = values.filter(|v| v.is_finite()).collect();
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-}
-
-type Metrics = Vec<serde_json::Map<String, Value>>;
-
-/// metrics.jsonl of a training; absent after a restore without it: then there are no curves.
-fn metrics(dir: &Path) -> Result<Metrics> {
-    crate::rl::read_metrics(&dir.join("metrics.jsonl"))
-}
-
-fn mean_curve(runs: &[Metrics], metric: &str) -> Vec<(f64, f64)> {
-    let mut steps: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-    for record in runs.iter().flatten() {
-        if let (Some(step), Some(value)) = (record.get("step").and_then(Value::as_u64), record.get(metric).and_then(Value::as_f64)) {
-            steps.entry(step).or_default().push(value);
-        }
+/// Each row's resolved differences from its baseline, what all rows share, and warnings where several factors differ.
+fn baseline(data: &mut Data, gathered: &Gathered<'_>) {
+    let known: Vec<&Settings> = gathered.settings.iter().filter(|s| !s.is_empty()).collect();
+    data.shared = shared(&known);
+    data.baseline = gathered.config.baseline.clone().filter(|_| gathered.baselines.iter().any(Option::is_some));
+    if let (Some(asked), None) = (&gathered.config.baseline, &data.baseline) {
+        data.warnings.push(format!("the baseline {asked} is not among the rows: nothing is compared with it"));
     }
-    steps.into_iter().filter_map(|(step, values)| Some((step as f64, mean(values.into_iter())?))).collect()
-}
-
-fn costs(cost: &mut Cost, runs: &[Metrics]) {
-    let values = |metric: &str| {
-        let values = runs.iter().flatten().filter_map(|r| r.get(metric).and_then(Value::as_f64));
-        values.filter(|v| v.is_finite() && *v > 0.0).collect::<Vec<f64>>()
-    };
-    // Medians: the first steps pay for cold caches.
-    let median = |metric: &str| {
-        let mut values = values(metric);
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied()
-    };
-    cost.rollout_tokens_per_second = median("rollout/tok_s");
-    cost.train_tokens_per_second = median("train/tok_s");
-    cost.seconds_per_step = median("step_time");
-    cost.peak_gib = values("memory/peak_gib").into_iter().reduce(f64::max);
-    cost.steps = runs.iter().map(|r| r.len() as u64).max().filter(|n| *n > 0);
-}
-
-/// Fills each row's resolved differences from the baseline and warns where several factors change at once.
-fn explain_differences(data: &mut Data, evaluations: &[Evaluation<'_>], config: &Config) {
-    let Some(baseline) = data.baseline.clone() else { return };
-    let of = |label: &str| {
-        let mut all = BTreeMap::new();
-        for evaluation in evaluations.iter().filter(|e| belongs(e, config, label)) {
-            for (key, value) in settings(&evaluation.behind) {
-                let ignored = IGNORED.iter().any(|part| key.split('.').any(|piece| piece == *part));
-                if !ignored {
-                    all.entry(key).or_insert(value);
-                }
+    let mut several: Vec<(String, Vec<String>, Vec<String>)> = Vec::new();
+    for (index, row) in data.rows.iter_mut().enumerate() {
+        let Some(base) = gathered.baselines[index] else { continue };
+        let label = &gathered.rows[base].label;
+        row.baseline = Some(label.clone());
+        let (own, theirs) = (&gathered.settings[index], &gathered.settings[base]);
+        if base == index || own.is_empty() || theirs.is_empty() {
+            continue;
+        }
+        row.differences = differences(theirs, own);
+        let factors = factors(theirs, own);
+        if factors.len() > 1 {
+            match several.iter_mut().find(|(base, list, _)| base == label && *list == factors) {
+                Some((_, _, rows)) => rows.push(row.label.clone()),
+                None => several.push((label.clone(), factors, vec![row.label.clone()])),
             }
         }
-        all
-    };
-    let base = of(&baseline);
-    for row in &mut data.rows {
-        row.differences = differences(&base, &of(&row.label));
-        let factors: BTreeSet<&str> =
-            row.differences.iter().filter_map(|d| d.split(':').next()).map(factor).collect();
-        if factors.len() > 1 {
-            let factors: Vec<&str> = factors.into_iter().collect();
-            data.warnings.push(format!(
-                "{} differs from {baseline} in several factors at once ({}): a difference in accuracy has no single cause",
-                row.label,
-                factors.join(", ")
+    }
+    for (base, factors, rows) in several {
+        let verb = if rows.len() == 1 { "differs" } else { "differ" };
+        data.warnings.push(format!(
+            "{} {verb} from {base} in {} factors at once ({}): a difference in accuracy has no single cause",
+            rows.join(", "),
+            factors.len(),
+            factors.join(", ")
+        ));
+    }
+}
+
+/// What a reader must know before believing the figures.
+fn warn(data: &mut Data, gathered: &Gathered<'_>) {
+    let mut out = Vec::new();
+    if !data.failures.is_empty() {
+        let (failed, all) = (data.failures.len(), data.failures.len() + gathered.evaluations.len());
+        out.push(format!("{failed} of {all} gathered points failed: the rows that they belong to rest on fewer points"));
+    }
+    if let (Some(over), Some(last)) = (&data.over, data.stages.last()) {
+        let cells = data.rows.iter().filter_map(|r| r.cells.get(last)).flat_map(BTreeMap::values);
+        if let Some(fewest) = cells.map(|c| c.points).min().filter(|n| *n < FEW_POINTS) {
+            let points = if fewest == 1 { "point" } else { "points" };
+            out.push(format!(
+                "as few as {fewest} {points} of {over} behind a row: the spread over {over} is hardly known"
             ));
         }
     }
-}
-
-/// `train.aqn.sigma_start` -> `train.aqn`: the keys of one block are one factor.
-fn factor(key: &str) -> &str {
-    match key.match_indices('.').nth(1) {
-        Some((at, _)) => &key[..at],
-        None => key,
-    }
-}
-
-/// Paired comparisons: every row's last stage against its own first one and against the baseline's last one.
-fn compare(data: &mut Data, evaluations: &[Evaluation<'_>], config: &Config) -> Result<()> {
-    let (Some(first), Some(last)) = (data.stages.first().cloned(), data.stages.last().cloned()) else {
-        return Ok(());
-    };
-    let answers = |label: &str, stage: &str, dataset: &str| -> Result<Answers> {
-        let mut all = Answers::default();
-        for evaluation in evaluations.iter().filter(|e| e.input.stage == stage && belongs(e, config, label)) {
-            all.extend(records::answers(&evaluation.artifact.dir, dataset)?);
+    for dataset in &data.datasets {
+        let forms = data.settings.iter().filter(|s| s.dataset == *dataset).count();
+        if forms > 1 {
+            out.push(format!("{dataset} was evaluated in {forms} different ways: accuracies do not compare"));
         }
-        Ok(all)
-    };
-    let labels: Vec<String> = data.rows.iter().map(|r| r.label.clone()).collect();
-    for dataset in data.datasets.clone() {
-        let baseline = match &data.baseline {
-            Some(label) => Some((label.clone(), answers(label, &last, &dataset)?)),
-            None => None,
-        };
-        for label in &labels {
-            let after = answers(label, &last, &dataset)?;
-            if first != last {
-                let before = answers(label, &first, &dataset)?;
-                let names = (format!("{label} {last}"), format!("{label} {first}"));
-                data.comparisons.extend(comparison(&dataset, names, &after, &before));
-                for (question, was, is) in after.gained(&before).take(EXAMPLES) {
-                    data.examples.push(Example {
-                        row: label.clone(),
-                        dataset: dataset.clone(),
-                        prompt: shorten(&question.prompt),
-                        gold: shorten(&question.gold),
-                        before: shorten(was),
-                        after: shorten(is),
-                    });
+        let Some(last) = data.stages.last() else { continue };
+        for row in &data.rows {
+            let Some(cell) = row.cells.get(last).and_then(|c| c.get(dataset)) else { continue };
+            for (share, what) in [(cell.truncated, "cut at the token limit"), (cell.no_answer, "without an answer")] {
+                if share > MANY {
+                    let share = share * 100.0;
+                    out.push(format!("{} {last}: {share:.0}% of the completions on {dataset} are {what}", row.label));
                 }
             }
-            if let Some((name, baseline)) = &baseline
-                && name != label
-            {
-                let names = (format!("{label} {last}"), format!("{name} {last}"));
-                data.comparisons.extend(comparison(&dataset, names, &after, baseline));
-            }
+        }
+        let sets = || gathered.evaluations.iter().flat_map(|e| &e.summary.sets).filter(|s| s.data == *dataset);
+        if let Some(n) = sets().map(|s| s.gold_unparseable).max().filter(|n| *n > 0) {
+            out.push(format!("{n} questions of {dataset} have a gold answer that cannot be read and count as wrong"));
+        }
+        let seen = sets().filter_map(|s| s.contamination.as_ref()).max_by_key(|c| (c.exact, c.ngram));
+        if let Some(c) = seen.filter(|c| c.ngram > 0 || c.exact > 0) {
+            out.push(format!(
+                "{} of {} questions of {dataset} are in the training data word for word, {} share 13 words in a row",
+                c.exact, c.checked, c.ngram
+            ));
         }
     }
-    Ok(())
+    data.warnings.extend(out);
 }
 
-fn shorten(text: &str) -> String {
-    const LIMIT: usize = 700;
-    match text.char_indices().nth(LIMIT) {
-        Some((at, _)) => format!("{} …", &text[..at]),
-        None => text.to_owned(),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::Interval;
 
-fn comparison(dataset: &str, (a, b): (String, String), after: &Answers, before: &Answers) -> Option<Comparison> {
-    let pairs = after.paired(before);
-    if pairs.is_empty() {
-        return None;
-    }
-    let test = eval::paired(&pairs);
-    Some(Comparison {
-        dataset: dataset.to_owned(),
-        a,
-        b,
-        difference: test.difference,
-        low: test.low,
-        high: test.high,
-        questions: pairs.len(),
-        p_value: test.mcnemar_p,
-    })
-}
-
-fn devices(data: &mut Data, evaluations: &[Evaluation<'_>]) {
-    let mut devices = BTreeSet::new();
-    for artifact in evaluations.iter().flat_map(|e| &e.behind) {
-        if matches!(artifact.meta.kind, Kind::Train | Kind::Sft | Kind::Eval) {
-            devices.insert(artifact.meta.provenance.device.clone());
+    fn input(stage: &str, point: &[(&str, &str)]) -> Input {
+        Input {
+            slot: "gather.0".into(),
+            stage: stage.into(),
+            point: point.iter().map(|(a, l)| ((*a).to_owned(), (*l).to_owned())).collect(),
+            checkpoint: "last".into(),
+            part: None,
+            artifact: Err("x".into()),
         }
     }
-    data.devices = devices.into_iter().filter(|d| !d.is_empty()).collect();
-    if data.devices.len() > 1 {
-        data.warnings.push("the rows were made on different devices: times and memory do not compare".to_owned());
+
+    fn config(rows: &str, over: Option<&str>, baseline: Option<&str>) -> Config {
+        let config = serde_json::json!({"gather": [], "rows": rows, "over": over, "baseline": baseline});
+        serde_json::from_value(config).unwrap()
+    }
+
+    #[test]
+    fn every_axis_but_the_one_averaged_over_makes_rows() {
+        let inputs = [
+            input("before", &[("variant", "a")]),
+            input("after", &[("lr", "1"), ("seed", "1"), ("variant", "a")]),
+            input("after", &[("lr", "1"), ("seed", "2"), ("variant", "a")]),
+            input("after", &[("lr", "2"), ("seed", "1"), ("variant", "a")]),
+            input("after", &[("lr", "2"), ("seed", "1"), ("variant", "b")]),
+        ];
+        let inputs: Vec<&Input> = inputs.iter().collect();
+        let config = config("variant", Some("seed"), Some("a"));
+        let rows = row_points(&inputs, &config);
+        let labels: Vec<&str> = rows.iter().map(|r| r.label.as_str()).collect();
+        assert_eq!(labels, ["a, lr=1", "a, lr=2", "b, lr=2"]);
+        assert_eq!(baselines(&rows, &config), [Some(0), Some(1), Some(1)]);
+        assert!(belongs(inputs[0], &rows[1]) && !belongs(inputs[0], &rows[2]));
+        assert!(!belongs(inputs[1], &rows[1]));
+    }
+
+    #[test]
+    fn a_pipeline_without_axes_has_one_row() {
+        let input = input("after", &[]);
+        assert_eq!(row_points(&[&input], &config("variant", None, None))[0].label, "run");
+    }
+
+    #[test]
+    fn an_interval_over_seeds_is_students_but_never_narrower_than_over_questions() {
+        let set = |accuracy: f64| SetSummary {
+            accuracy,
+            interval: Interval { low: accuracy - 0.05, high: accuracy + 0.05, method: "wilson".into() },
+            ..SetSummary::default()
+        };
+        let (a, b, c) = (set(0.5), set(0.6), set(0.7));
+        let one = cell(&[&a]).unwrap();
+        assert_eq!((one.low, one.high, one.deviation), (0.45, 0.55, None));
+        let three = cell(&[&a, &b, &c]).unwrap();
+        assert!((three.accuracy - 0.6).abs() < 1e-12 && (three.high - 0.848_413_7).abs() < 1e-6);
+        assert!((three.deviation.unwrap() - 0.1).abs() < 1e-12);
+        let same = cell(&[&a, &a]).unwrap();
+        assert!((same.low - 0.45).abs() < 1e-12 && (same.high - 0.55).abs() < 1e-12);
     }
 }

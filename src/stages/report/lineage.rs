@@ -58,7 +58,7 @@ impl Lineage {
         self.all.iter().find(|a| a.meta.kind == kind)
     }
 
-    /// The quantization that the policy itself stands on, not one behind its data.
+    /// A setting by its path.
     pub fn setting(&self, key: &str) -> Option<&str> {
         self.settings.get(key).map(String::as_str)
     }
@@ -98,7 +98,7 @@ impl Lineage {
         for (slot, fingerprint) in &artifact.meta.inputs {
             let Some(next) = self.get(fingerprint) else { continue };
             match slot.as_str() {
-                "eval_data" => {}
+                "eval_data" | "shots_data" => {}
                 slot if kind == Kind::Eval && slot.starts_with("data") => {}
                 "data" if trains => self.collect(next, Some(&format!("{name}.data")), names, out, depth + 1),
                 _ if prefix.is_some() => {

@@ -40,7 +40,8 @@ fn add(out: &mut Answers, record: Record) {
     let answer = out.entry(record.data).or_default().entry(record.id).or_default();
     // The order of the rows must not decide which text is shown.
     if answer.samples == 0 || record.sample == 0 {
-        answer.gold = shorten(&record.gold);
+        answer.gold = record.gold;
+        answer.prompt = shorten(&record.prompt);
         answer.text = shorten(&record.completion);
     }
     answer.samples += 1;

@@ -1,0 +1,101 @@
+use std::collections::BTreeMap;
+
+use super::*;
+
+fn sample() -> Data {
+    let cell =
+        |accuracy: f64| Cell { accuracy, low: accuracy - 0.1, high: accuracy + 0.1, points: 1, ..Cell::default() };
+    let point = |step: f64, mean: f64| Point { step, mean, low: mean, high: mean };
+    let row = |label: &str, before: f64, after: f64| Row {
+        label: label.to_owned(),
+        baseline: Some("bf16".to_owned()),
+        differences: vec!["train.lr: 5e-6 -> 1e-5 <b>".to_owned()],
+        cells: BTreeMap::from([
+            ("before".to_owned(), BTreeMap::from([("arith".to_owned(), cell(before))])),
+            ("after".to_owned(), BTreeMap::from([("arith".to_owned(), cell(after))])),
+        ]),
+        curves: BTreeMap::from([("reward".to_owned(), vec![point(1.0, 0.25), point(2.0, 0.5)])]),
+        ..Row::default()
+    };
+    let side = |row: &str| Side { row: row.to_owned(), stage: "after".to_owned() };
+    Data {
+        title: "t | <x>".to_owned(),
+        axis: "variant".to_owned(),
+        baseline: Some("bf16".to_owned()),
+        datasets: vec!["arith".to_owned()],
+        stages: vec!["before".to_owned(), "after".to_owned()],
+        rows: vec![row("bf16", 0.25, 0.625), row("nvfp4|aqn", 0.25, 0.75)],
+        comparisons: vec![Comparison {
+            dataset: "arith".to_owned(),
+            a: side("nvfp4|aqn"),
+            b: side("bf16"),
+            against: Against::Baseline,
+            factors: vec!["train.aqn".to_owned()],
+            difference: 0.125,
+            low: -0.01,
+            high: 0.26,
+            questions: 200,
+            gained: 31,
+            lost: 6,
+            p_value: 0.0712,
+            exact: true,
+            per_point: Vec::new(),
+        }],
+        ..Data::default()
+    }
+}
+
+#[test]
+fn the_page_holds_every_figure_and_escapes_what_comes_from_outside() {
+    let mut data = sample();
+    data.examples.push(Example {
+        row: "bf16".to_owned(),
+        dataset: "arith".to_owned(),
+        id: "1".to_owned(),
+        prompt: "<img src=x onerror=alert(1)>".to_owned(),
+        gold: "4".to_owned(),
+        before: "</pre><script>alert(1)</script>\u{202e}".to_owned(),
+        after: "fine".to_owned(),
+        gained: true,
+    });
+    let page = html(&data).unwrap();
+    for expected in ["62.5", "75.0", "65.0 to 85.0", "+50.0", "0.071", "within the noise of 200 questions", "<svg"] {
+        assert!(page.contains(expected), "{expected} is missing");
+    }
+    for bad in ["<x>", "1e-5 <b>", "http://", "https://", "<script", "<img", "</pre><", "\u{202e}", "url("] {
+        assert!(!page.contains(bad), "{bad}");
+    }
+}
+
+#[test]
+fn markdown_tables_keep_their_columns_whatever_the_labels() {
+    let text = markdown(&sample()).unwrap();
+    let columns = |line: &str| line.replace("\\|", "").matches('|').count();
+    let mut width = None;
+    for line in text.lines() {
+        let own = line.starts_with('|').then(|| columns(line));
+        assert!(own.is_none() || width.is_none() || own == width, "{line}");
+        width = own;
+    }
+    assert!(text.contains("| nvfp4\\|aqn |"), "{text}");
+    assert!(text.contains("# t \\| &lt;x&gt;"));
+    assert!(!text.contains("\n\n\n"), "no stacks of empty lines: {text}");
+}
+
+#[test]
+fn the_verdict_names_the_best_row_and_a_single_factor() {
+    let text = verdict::verdict(&sample());
+    assert!(text.starts_with("nvfp4|aqn is highest with 75.0% on arith after"), "{text}");
+    assert!(
+        text.ends_with(
+            "train.aqn alone (nvfp4|aqn against bf16): +12.5 points, within the noise of 200 questions (95%: -1.0 to +26.0)."
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_empty_report_still_renders() {
+    assert!(html(&Data::default()).unwrap().contains("No evaluation was gathered"));
+    assert!(!markdown(&Data::default()).unwrap().is_empty());
+}

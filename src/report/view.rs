@@ -1,0 +1,503 @@
+//! [`Data`] -> the tables and plots that the templates lay out. Every figure becomes text here, once for both.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::svg::{self, COLORS, Estimates, Series};
+use super::verdict::verdict;
+use super::{Against, Cell, Comparison, Data, Row, markup, paper};
+use crate::eval::stats;
+
+/// What stands where there is no figure.
+const NONE: &str = "–";
+
+/// A curve that is shown where a training recorded its metric.
+struct Curve {
+    metric: &'static str,
+    title: &'static str,
+    unit: &'static str,
+    caption: &'static str,
+}
+
+/// In the order shown.
+const CURVES: [Curve; 7] = [
+    Curve { metric: "reward", title: "Reward", unit: "", caption: "mean reward of the rollouts" },
+    Curve {
+        metric: "rollout/accuracy",
+        title: "Training accuracy",
+        unit: "share",
+        caption: "rollouts with a correct answer, refills of dynamic sampling included",
+    },
+    Curve {
+        metric: "eval/accuracy",
+        title: "Evaluation while training",
+        unit: "share",
+        caption: "greedy answers that are correct",
+    },
+    Curve {
+        metric: "entropy",
+        title: "Entropy",
+        unit: "nats",
+        caption: "mean entropy of the policy over completion tokens",
+    },
+    Curve {
+        metric: "aqn/sigma",
+        title: "Noise (sigma)",
+        unit: "",
+        caption: "standard deviation of the noise on the norm weights",
+    },
+    Curve {
+        metric: "completions/mean_length",
+        title: "Completion length",
+        unit: "tokens",
+        caption: "mean tokens per completion",
+    },
+    Curve { metric: "kl", title: "KL", unit: "nats", caption: "divergence from the reference policy per token" },
+];
+
+/// The metrics whose curves a report wants.
+pub fn curve_metrics() -> impl Iterator<Item = &'static str> {
+    CURVES.iter().map(|c| c.metric)
+}
+
+/// Shared settings that a reader asks for first; all of them stand in a list below.
+const HEADLINES: [&str; 14] = [
+    "download.repo",
+    "download.revision",
+    "quantize.format",
+    "lora.rank",
+    "lora.alpha",
+    "lora.train_norms",
+    "train.algorithm",
+    "train.data",
+    "train.steps",
+    "train.prompts_per_step",
+    "train.group_size",
+    "train.max_completion",
+    "train.optimizer",
+    "train.lr",
+];
+
+#[derive(Serialize)]
+struct Column {
+    stage: String,
+    dataset: String,
+}
+
+/// A table cell: a figure, what stands small beside it, and a class (`best`, `up`, `down`, `failed`).
+#[derive(Serialize)]
+struct Figure {
+    text: String,
+    small: Option<String>,
+    class: &'static str,
+}
+
+impl Figure {
+    fn none() -> Self {
+        Self { text: NONE.to_owned(), small: None, class: "" }
+    }
+}
+
+pub fn percent(value: f64) -> String {
+    format!("{:.1}", value * 100.0)
+}
+
+/// A difference of shares in points, with its sign.
+pub fn points(value: f64) -> String {
+    let text = format!("{:+.1}", value * 100.0);
+    if matches!(text.as_str(), "+0.0" | "-0.0") { "0.0".to_owned() } else { text }
+}
+
+pub fn interval(low: f64, high: f64) -> String {
+    format!("{} to {}", percent(low), percent(high))
+}
+
+pub fn signed_interval(low: f64, high: f64) -> String {
+    format!("{} to {}", points(low), points(high))
+}
+
+fn class(low: f64, high: f64) -> &'static str {
+    if low > 0.0 {
+        "up"
+    } else if high < 0.0 {
+        "down"
+    } else {
+        ""
+    }
+}
+
+fn p_text(p: f64) -> String {
+    if p < 0.001 { "<0.001".to_owned() } else { format!("{p:.3}") }
+}
+
+fn bytes(value: u64) -> String {
+    let value = value as f64;
+    if value >= 1e9 { format!("{:.2} GB", value / 1e9) } else { format!("{:.2} MB", value / 1e6) }
+}
+
+fn seconds(value: f64) -> String {
+    if value < 120.0 {
+        format!("{value:.1} s")
+    } else if value < 7200.0 {
+        format!("{:.1} min", value / 60.0)
+    } else {
+        format!("{:.1} h", value / 3600.0)
+    }
+}
+
+fn cell<'a>(row: &'a Row, stage: &str, dataset: &str) -> Option<&'a Cell> {
+    row.cells.get(stage)?.get(dataset)
+}
+
+fn find<'a>(data: &'a Data, against: Against, row: &str, dataset: &str) -> Option<&'a Comparison> {
+    data.comparisons.iter().find(|c| c.against == against && c.dataset == dataset && c.a.row == row)
+}
+
+/// Everything that a template needs, as one value without hostile characters.
+pub fn page(data: &Data) -> Value {
+    let columns: Vec<Column> = data
+        .datasets
+        .iter()
+        .flat_map(|dataset| {
+            data.stages.iter().map(move |stage| Column { stage: stage.clone(), dataset: dataset.clone() })
+        })
+        .filter(|c| data.rows.iter().any(|r| cell(r, &c.stage, &c.dataset).is_some()))
+        .collect();
+    let gains = data.stages.len() > 1;
+    let versus = data.comparisons.iter().any(|c| c.against == Against::Baseline);
+    let rows: Vec<Value> = data
+        .rows
+        .iter()
+        .enumerate()
+        .map(|(color, row)| {
+            let cells: Vec<Figure> = columns.iter().map(|c| accuracy(row, &c.stage, &c.dataset)).collect();
+            let gains: Vec<Figure> = data.datasets.iter().map(|dataset| gain(data, row, dataset)).collect();
+            let versus: Vec<Figure> = data.datasets.iter().map(|dataset| versus_baseline(data, row, dataset)).collect();
+            json!({
+                "label": row.label,
+                "color": color % COLORS,
+                "weights": weights(row),
+                "cells": cells,
+                "gains": gains,
+                "versus": versus,
+                "is_baseline": row.baseline.as_deref() == Some(row.label.as_str()),
+                "baseline": row.baseline,
+                "differences": row.differences,
+            })
+        })
+        .collect();
+    let comparisons: Vec<Value> = data.comparisons.iter().map(comparison).collect();
+    let headlines: Vec<&(String, String)> =
+        HEADLINES.iter().filter_map(|key| data.shared.iter().find(|(name, _)| name == key)).collect();
+    let page = json!({
+        "data": data_without_curves(data),
+        "verdict": verdict(data),
+        "question": question(data),
+        "headlines": headlines,
+        "columns": columns,
+        "rows": rows,
+        "gains": gains,
+        "versus": versus,
+        "weights": data.rows.iter().any(|r| weights(r).is_some()),
+        "plots": plots(data),
+        "comparisons": comparisons,
+        "per_point": data.comparisons.iter().any(|c| !c.per_point.is_empty()),
+        "costs": costs(data),
+        "has_differences": data.rows.iter().any(|r| !r.differences.is_empty()),
+        "quality": quality(data),
+        "paper": data.paper.as_ref().map(|paper| beside(paper, data)),
+        "provenance": provenance(data),
+        "total": seconds(data.provenance.iter().map(|m| m.wall_seconds).sum()),
+    });
+    markup::clean(page)
+}
+
+/// What the report compares, in one sentence.
+fn question(data: &Data) -> String {
+    let mut text = match data.rows.as_slice() {
+        [_] => "One policy".to_owned(),
+        rows => format!("{} policies, one per {}", rows.len(), data.axis),
+    };
+    text += &format!(", evaluated on {}", data.datasets.join(", "));
+    match data.stages.as_slice() {
+        [first, .., last] => text += &format!(" at {first} and {last}"),
+        [one] => text += &format!(" at {one}"),
+        [] => {}
+    }
+    if let Some(baseline) = &data.baseline {
+        text += &format!(": which differ from {baseline}");
+        if data.over.is_some() && data.over_labels.len() > 1 {
+            text += " by more than questions and chance explain";
+        }
+        text += "?";
+    } else {
+        text.push('.');
+    }
+    if let (Some(over), false) = (&data.over, data.over_labels.is_empty()) {
+        text += &format!(" Averaged over {over} ({}).", data.over_labels.join(", "));
+    }
+    text
+}
+
+fn data_without_curves(data: &Data) -> Data {
+    let rows = data.rows.iter().map(|r| Row { curves: BTreeMap::new(), ..r.clone() }).collect();
+    Data { rows, ..data.clone() }
+}
+
+fn weights(row: &Row) -> Option<String> {
+    match (&row.format, row.cost.weight_bytes) {
+        (Some(format), Some(size)) => Some(format!("{format}, {}", bytes(size))),
+        (Some(format), None) => Some(format.clone()),
+        (None, size) => size.map(bytes),
+    }
+}
+
+fn accuracy(row: &Row, stage: &str, dataset: &str) -> Figure {
+    let Some(c) = cell(row, stage, dataset) else {
+        return if row.failed > 0 {
+            Figure { text: "failed".to_owned(), small: None, class: "failed" }
+        } else {
+            Figure::none()
+        };
+    };
+    let mut small = interval(c.low, c.high);
+    if let Some(deviation) = c.deviation {
+        small += &format!("; SD {} of {}", percent(deviation), c.points);
+    }
+    Figure { text: percent(c.accuracy), small: Some(small), class: if c.best { "best" } else { "" } }
+}
+
+fn gain(data: &Data, row: &Row, dataset: &str) -> Figure {
+    if let Some(c) = find(data, Against::Start, &row.label, dataset) {
+        return Figure {
+            text: points(c.difference),
+            small: Some(signed_interval(c.low, c.high)),
+            class: class(c.low, c.high),
+        };
+    }
+    // Without records there is no test, but the difference of the two accuracies still stands.
+    let (first, last) = (data.stages.first(), data.stages.last());
+    let at = |stage: Option<&String>| stage.and_then(|stage| cell(row, stage, dataset));
+    match (at(first), at(last)) {
+        (Some(before), Some(after)) => {
+            Figure { text: points(after.accuracy - before.accuracy), small: None, class: "" }
+        }
+        _ => Figure::none(),
+    }
+}
+
+fn versus_baseline(data: &Data, row: &Row, dataset: &str) -> Figure {
+    if row.baseline.as_deref() == Some(row.label.as_str()) {
+        return Figure { text: "baseline".to_owned(), small: None, class: "soft" };
+    }
+    match find(data, Against::Baseline, &row.label, dataset) {
+        Some(c) => Figure {
+            text: points(c.difference),
+            small: Some(format!("{}; p {}", signed_interval(c.low, c.high), p_text(c.p_value))),
+            class: class(c.low, c.high),
+        },
+        None => Figure::none(),
+    }
+}
+
+fn comparison(c: &Comparison) -> Value {
+    let name = if c.a.row == c.b.row {
+        format!("{}: {} − {}", c.a.row, c.a.stage, c.b.stage)
+    } else {
+        format!("{} − {}", c.a.row, c.b.row)
+    };
+    let per_point = if c.per_point.len() > 1 {
+        let (mean, half) = (stats::mean(&c.per_point), stats::t_half_width(&c.per_point));
+        format!("{} ± {} ({})", points(mean), percent(half), c.per_point.len())
+    } else {
+        NONE.to_owned()
+    };
+    json!({
+        "name": name,
+        "dataset": c.dataset,
+        "what": match c.against {
+            Against::Start => "before training".to_owned(),
+            Against::Baseline => match c.factors.len() {
+                1 => format!("the baseline; {} alone", c.factors[0]),
+                n => format!("the baseline; {n} factors"),
+            },
+            Against::Factor => format!("{} alone", c.factors.join(", ")),
+        },
+        "difference": points(c.difference),
+        "interval": signed_interval(c.low, c.high),
+        "flips": format!("+{} −{}", c.gained, c.lost),
+        "questions": c.questions,
+        "p": p_text(c.p_value),
+        "test": if c.exact { "McNemar" } else { "bootstrap" },
+        "per_point": per_point,
+        "class": class(c.low, c.high),
+    })
+}
+
+fn plots(data: &Data) -> Vec<Value> {
+    let mut out = Vec::new();
+    for dataset in &data.datasets {
+        let rows: Vec<Estimates> = data
+            .rows
+            .iter()
+            .enumerate()
+            .map(|(color, row)| {
+                let value = |stage: &String| {
+                    let c = cell(row, stage, dataset)?;
+                    Some((stage.clone(), c.accuracy, (c.low, c.high)))
+                };
+                Estimates {
+                    label: row.label.clone(),
+                    color,
+                    values: data.stages.iter().filter_map(value).collect(),
+                }
+            })
+            .collect();
+        let title = format!("Accuracy on {dataset}");
+        if let Some(svg) = svg::accuracies(&title, &rows) {
+            let caption = match data.stages.as_slice() {
+                [one] => format!("{one}, with 95% intervals"),
+                [first, .., last] => format!("{first} (hollow) and {last} (filled), with 95% intervals"),
+                [] => String::new(),
+            };
+            out.push(json!({"title": title, "svg": svg, "caption": caption, "legend": []}));
+        }
+    }
+    for curve in &CURVES {
+        let series: Vec<Series> = data
+            .rows
+            .iter()
+            .enumerate()
+            .filter_map(|(color, row)| {
+                let points = row.curves.get(curve.metric)?.clone();
+                Some(Series { label: row.label.clone(), color, points })
+            })
+            .collect();
+        // A metric that is zero everywhere (no KL term, no noise) says nothing.
+        if series.iter().flat_map(|s| &s.points).all(|p| p.mean == 0.0 || !p.mean.is_finite()) {
+            continue;
+        }
+        if let Some(svg) = svg::lines(curve.title, "step", curve.unit, &series) {
+            let legend: Vec<Value> =
+                series.iter().map(|s| json!({"label": s.label, "color": s.color % COLORS})).collect();
+            out.push(json!({"title": curve.title, "svg": svg, "caption": curve.caption, "legend": legend}));
+        }
+    }
+    out
+}
+
+fn costs(data: &Data) -> Option<Value> {
+    type Get = fn(&Row) -> Option<String>;
+    let all: [(&str, Get); 9] = [
+        ("weights", |r| r.format.clone()),
+        ("bytes", |r| r.cost.weight_bytes.map(bytes)),
+        ("quantization error", |r| r.cost.quantization_error.map(|e| format!("{e:.4}"))),
+        ("peak memory", |r| r.cost.peak_gib.map(|g| format!("{g:.2} GiB"))),
+        ("rollout tok/s", |r| r.cost.rollout_tokens_per_second.map(|v| format!("{v:.0}"))),
+        ("train tok/s", |r| r.cost.train_tokens_per_second.map(|v| format!("{v:.0}"))),
+        ("s / step", |r| r.cost.seconds_per_step.map(|v| format!("{v:.2}"))),
+        ("training", |r| r.cost.train_seconds.map(seconds)),
+        ("all stages", |r| r.cost.all_seconds.map(seconds)),
+    ];
+    let present: Vec<_> = all.iter().filter(|(_, get)| data.rows.iter().any(|r| get(r).is_some())).collect();
+    if present.is_empty() {
+        return None;
+    }
+    let rows: Vec<Value> = data
+        .rows
+        .iter()
+        .enumerate()
+        .map(|(color, row)| {
+            let cells: Vec<String> =
+                present.iter().map(|(_, get)| get(row).unwrap_or_else(|| NONE.to_owned())).collect();
+            json!({ "label": row.label, "color": color % COLORS, "cells": cells })
+        })
+        .collect();
+    let names: Vec<&str> = present.iter().map(|c| c.0).collect();
+    Some(json!({ "names": names, "rows": rows }))
+}
+
+fn quality(data: &Data) -> Value {
+    let share = |map: &BTreeMap<usize, f64>, name: &str| -> Vec<String> {
+        map.iter().map(|(k, v)| format!("{name}@{k} {}", percent(*v))).collect()
+    };
+    let mut rows = Vec::new();
+    for row in &data.rows {
+        for stage in &data.stages {
+            for dataset in &data.datasets {
+                if let Some(c) = cell(row, stage, dataset) {
+                    let further = [share(&c.pass_at, "pass"), share(&c.maj_at, "maj")].concat().join(", ");
+                    rows.push(json!({
+                        "row": row.label,
+                        "stage": stage,
+                        "dataset": dataset,
+                        "points": c.points,
+                        "truncated": format!("{}%", percent(c.truncated)),
+                        "no_answer": format!("{}%", percent(c.no_answer)),
+                        "tokens": format!("{:.1}", c.mean_tokens),
+                        "further": further,
+                    }));
+                }
+            }
+        }
+    }
+    let further = rows.iter().any(|r| r["further"] != "");
+    json!({ "rows": rows, "further": further })
+}
+
+/// The paper's table with our figures for the same method and data set beside each of its own.
+fn beside(paper: &paper::Paper, data: &Data) -> Value {
+    let columns: Vec<Value> = paper
+        .columns
+        .iter()
+        .map(|column| {
+            let dataset = data.datasets.iter().find(|d| paper::is_column(column, d));
+            json!({ "name": column, "dataset": dataset })
+        })
+        .collect();
+    let rows: Vec<Value> = paper
+        .rows
+        .iter()
+        .map(|(method, figures)| {
+            // The same untrained base stands in several rows: the first one speaks for them.
+            let own = data.rows.iter().find_map(|row| {
+                let stage = row.methods.iter().find(|(_, name)| *name == method)?.0;
+                Some((row, stage))
+            });
+            let ours: Vec<Option<String>> = columns
+                .iter()
+                .map(|column| {
+                    let (row, stage) = own?;
+                    Some(percent(cell(row, stage, column["dataset"].as_str()?)?.accuracy))
+                })
+                .collect();
+            let figures: Vec<String> = figures.iter().map(|v| format!("{v:.1}")).collect();
+            json!({
+                "method": method,
+                "figures": figures,
+                "ours": ours,
+                "row": own.map(|(row, stage)| format!("{} {stage}", row.label)),
+            })
+        })
+        .collect();
+    json!({ "name": paper.name, "source": paper.source, "columns": columns, "rows": rows })
+}
+
+fn provenance(data: &Data) -> Vec<Value> {
+    let row = |m: &super::Made| {
+        json!({
+            "instance": m.instance,
+            "kind": m.kind,
+            "fingerprint": crate::store::short(&m.fingerprint),
+            "seed": m.seed.map_or_else(|| NONE.to_owned(), |s| s.to_string()),
+            "version": m.qerl_version,
+            "device": if m.device.is_empty() { NONE } else { &m.device },
+            "host": if m.host.is_empty() { NONE } else { &m.host },
+            "started": m.started.get(..19).unwrap_or(&m.started).replace('T', " "),
+            "seconds": seconds(m.wall_seconds),
+        })
+    };
+    data.provenance.iter().map(row).collect()
+}
