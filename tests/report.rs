@@ -181,7 +181,7 @@ fn experiment(store: &Store) -> Vec<Input> {
             }
             let metrics: String = (1..=4)
                 .map(|step| {
-                    let mut line = json!({"step": step, "reward": 0.1 * f64::from(step) + 0.1 * s as f64, "entropy": 0.5,
+                    let mut line = json!({"step": step, "reward": 0.1 * f64::from(step) + 0.05 * s as f64 + 0.03 * v as f64, "entropy": 0.5,
                         "rollout/accuracy": 0.25, "completions/mean_length": 12.0, "aqn/sigma": 0.0, "kl": null,
                         "rollout/tok_s": 1000.0 + 100.0 * f64::from(step), "train/tok_s": 500.0 + v as f64,
                         "step_time": 0.25, "memory/peak_gib": 0.5});

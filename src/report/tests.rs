@@ -84,14 +84,21 @@ fn markdown_tables_keep_their_columns_whatever_the_labels() {
 
 #[test]
 fn the_verdict_names_the_best_row_and_a_single_factor() {
-    let text = verdict::verdict(&sample());
-    assert!(text.starts_with("nvfp4|aqn is highest with 75.0% on arith after"), "{text}");
-    assert!(
-        text.ends_with(
-            "train.aqn alone (nvfp4|aqn against bf16): +12.5 points, within the noise of 200 questions (95%: -1.0 to +26.0)."
-        ),
-        "{text}"
+    let found = verdict::verdict(&sample());
+    assert_eq!(found.headline, "nvfp4|aqn is highest with 75.0% on arith after.");
+    assert_eq!(
+        found.findings[1],
+        "train.aqn alone (nvfp4|aqn against bf16): +12.5 points, within the noise of 200 questions (95%: -1.0 to +26.0)."
     );
+    // Two seeds that disagree do not settle what the questions alone would.
+    let mut data = sample();
+    data.over = Some("seed".to_owned());
+    data.comparisons[0] = Comparison { low: 0.05, per_point: vec![0.05, 0.2], ..data.comparisons[0].clone() };
+    let finding = &verdict::verdict(&data).findings[0];
+    assert!(finding.ends_with("but not more than that of 2 values of seed (± 95.3)."), "{finding}");
+    data.comparisons[0].per_point = vec![0.12, 0.125, 0.13];
+    let finding = &verdict::verdict(&data).findings[0];
+    assert!(finding.ends_with("and more than that of 3 values of seed (± 1.2)."), "{finding}");
 }
 
 #[test]

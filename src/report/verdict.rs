@@ -1,7 +1,8 @@
-//! The one sentence above a report, with what cannot be said.
+//! The sentences above a report, with what cannot be said.
 
 use super::view::{interval, percent, points, signed_interval};
 use super::{Against, Cell, Comparison, Data, Row};
+use crate::eval::stats;
 
 /// Single factors that are named; the table below has all of them.
 const FACTORS: usize = 3;
@@ -10,17 +11,25 @@ fn cell<'a>(row: &'a Row, stage: &str, dataset: &str) -> Option<&'a Cell> {
     row.cells.get(stage)?.get(dataset)
 }
 
-/// What the rows show against the baseline on the first data set, then what single factors did.
-pub fn verdict(data: &Data) -> String {
+/// A headline, and what each single factor did.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Verdict {
+    pub headline: String,
+    pub findings: Vec<String>,
+}
+
+/// What the rows show against the baseline on the first data set, then what single factors did there.
+pub fn verdict(data: &Data) -> Verdict {
+    let only = |headline: String| Verdict { headline, findings: Vec::new() };
     let (Some(dataset), Some(last)) = (data.datasets.first(), data.stages.last()) else {
-        return "No evaluation was gathered.".to_owned();
+        return only("No evaluation was gathered.".to_owned());
     };
     let scored = data.rows.iter().filter_map(|r| Some((r, cell(r, last, dataset)?)));
     let Some((row, best)) = scored.reduce(|a, b| if b.1.accuracy > a.1.accuracy { b } else { a }) else {
-        return format!("No row has a finished evaluation on {dataset} {last}.");
+        return only(format!("No row has a finished evaluation on {dataset} {last}."));
     };
     let accuracy = format!("{}% on {dataset} {last}", percent(best.accuracy));
-    let mut text = if data.rows.len() > 1 {
+    let mut headline = if data.rows.len() > 1 {
         format!("{} is highest with {accuracy}", row.label)
     } else {
         format!("{} reaches {accuracy} ({})", row.label, interval(best.low, best.high))
@@ -29,37 +38,47 @@ pub fn verdict(data: &Data) -> String {
         data.comparisons.iter().find(move |c| c.against == against && c.dataset == *dataset && c.a.row == row.label)
     };
     if let Some(c) = of(Against::Start) {
-        text += &format!(", {} points against its start", points(c.difference));
+        headline += &format!(", {} points against its start", points(c.difference));
     }
+    let mut findings = Vec::new();
     match (of(Against::Baseline), &row.baseline) {
-        (Some(c), _) => text += &format!("; {} points against {}: {}", points(c.difference), c.b.row, certainty(c)),
-        (None, Some(base)) if *base == row.label => text += "; it is the baseline",
+        (Some(c), _) => findings.push(format!(
+            "{} against the baseline {}: {} points, {}.",
+            c.a.row,
+            c.b.row,
+            points(c.difference),
+            certainty(c, data)
+        )),
+        (None, Some(base)) if *base == row.label => headline += "; it is the baseline",
         (None, _) => {}
     }
-    text.push('.');
+    headline.push('.');
     // A baseline that differs in one factor answers the same question as any other such pair.
     let single = data.comparisons.iter().filter(|c| {
         c.dataset == *dataset && c.factors.len() == 1 && matches!(c.against, Against::Factor | Against::Baseline)
     });
     for c in single.take(FACTORS) {
-        let factor = &c.factors[0];
-        text += &format!(
-            " {factor} alone ({} against {}): {} points, {}.",
-            c.a.row,
-            c.b.row,
-            points(c.difference),
-            certainty(c)
-        );
+        let difference = points(c.difference);
+        let sure = certainty(c, data);
+        findings.push(format!("{} alone ({} against {}): {difference} points, {sure}.", c.factors[0], c.a.row, c.b.row));
     }
-    text
+    Verdict { headline, findings }
 }
 
-/// Whether a difference can be told from noise.
-fn certainty(c: &Comparison) -> String {
+/// Whether a difference can be told from noise: that of the questions, and that of the points where there are some.
+fn certainty(c: &Comparison, data: &Data) -> String {
     let range = signed_interval(c.low, c.high);
-    if c.low > 0.0 || c.high < 0.0 {
-        format!("more than the noise of {} questions (95%: {range})", c.questions)
-    } else {
-        format!("within the noise of {} questions (95%: {range})", c.questions)
+    if c.low <= 0.0 && c.high >= 0.0 {
+        return format!("within the noise of {} questions (95%: {range})", c.questions);
     }
+    let mut text = format!("more than the noise of {} questions (95%: {range})", c.questions);
+    let n = c.per_point.len();
+    if n > 1 {
+        let half = stats::t_half_width(&c.per_point);
+        let over = data.over.as_deref().unwrap_or("points");
+        let settled = stats::mean(&c.per_point).abs() > half;
+        text += if settled { ", and more than that of " } else { ", but not more than that of " };
+        text += &format!("{n} values of {over} (± {})", percent(half));
+    }
+    text
 }
