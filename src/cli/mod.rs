@@ -1,7 +1,10 @@
 //! The command line: one file per subcommand; data to stdout, talk to stderr, exit codes 0, 1, 2.
 
+mod bar;
 mod completions;
 mod doctor;
+mod eval;
+mod grade;
 mod out;
 mod path;
 mod quantize;
@@ -25,6 +28,8 @@ enum Command {
     Doctor(doctor::Args),
     Completions(completions::Args),
     Quantize(quantize::Args),
+    Eval(Box<eval::Args>),
+    Grade(grade::Args),
 }
 
 /// Parses, runs, prints an error with its hint, and gives the exit code.
@@ -35,6 +40,8 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Grade(args) => grade::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use indicatif::{ProgressBar, ProgressStyle};
-
-use crate::control::{Cancel, Progress};
+use super::bar::Bar;
+use crate::control::Cancel;
 use crate::model::{compress, gguf};
 use crate::quant::Format;
 use crate::stages::quantize::summary;
@@ -86,35 +85,4 @@ pub fn run(args: &Args) -> Result<()> {
         println!("{}: {before:.1} MB -> {after:.1} MB, relative error {error:.4}", args.out.display());
     }
     Ok(())
-}
-
-/// A bar on standard error (hidden where that is no terminal); warnings stay above it.
-struct Bar(ProgressBar);
-
-impl Bar {
-    fn new() -> Self {
-        let style = ProgressStyle::with_template("{bar:30} {percent:>3}% eta {eta} {msg}");
-        Self(ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
-    }
-}
-
-impl Progress for Bar {
-    fn total(&self, total: u64, _: &'static str) {
-        self.0.set_length(total);
-    }
-
-    fn at(&self, done: u64, note: &str) {
-        self.0.set_position(done);
-        self.0.set_message(note.to_owned());
-    }
-
-    fn say(&self, line: &str) {
-        self.0.suspend(|| eprintln!("{line}"));
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
 }

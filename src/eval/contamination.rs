@@ -1,8 +1,11 @@
-//! Overlap of training problems with evaluation problems: normalised exact text and shared 13-grams of words.
+//! Overlap of training problems with evaluation problems: equal texts (as a hold-out is made: layout does not count,
+//! operators do) and shared 13-grams of words.
 
 use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
+
+use crate::data::normalise;
 
 /// Words in a row that count as an overlap (Brown et al. 2020, appendix C).
 pub const NGRAM: usize = 13;
@@ -44,7 +47,7 @@ fn digest(words: &[String]) -> u128 {
 pub struct Index {
     checked: usize,
     trained: usize,
-    exact: HashMap<u128, Vec<usize>>,
+    exact: HashMap<[u8; 16], Vec<usize>>,
     ngrams: HashMap<u128, Vec<usize>>,
     exact_rows: BTreeSet<usize>,
     rows: BTreeSet<usize>,
@@ -59,7 +62,7 @@ impl Index {
             if words.is_empty() {
                 continue;
             }
-            index.exact.entry(digest(&words)).or_default().push(row);
+            index.exact.entry(normalise::key(problem)).or_default().push(row);
             for gram in words.windows(NGRAM) {
                 let rows = index.ngrams.entry(digest(gram)).or_default();
                 if rows.last() != Some(&row) {
@@ -74,7 +77,7 @@ impl Index {
     pub fn see(&mut self, training: &str) {
         self.trained += 1;
         let words = words(training);
-        if let Some(rows) = self.exact.get(&digest(&words)) {
+        if let Some(rows) = self.exact.get(&normalise::key(training)) {
             self.exact_rows.extend(rows);
             self.rows.extend(rows);
         }
@@ -107,6 +110,7 @@ mod tests {
             "Bob says: a farmer has three red hens and five white geese and sells two of them. Why?",
             "A farmer has three red hens and five cows.",
             "",
+            "If x - y = 7, what is x?",
         ]);
         for training in [
             "If x + y = 7, what is x?",
@@ -117,8 +121,8 @@ mod tests {
         }
         assert_eq!(
             index.found(),
-            Contamination { checked: 4, trained: 3, exact: 1, ngram: 2, rows: vec![0, 1] },
-            "the one with only twelve words in common and the empty one are clean"
+            Contamination { checked: 5, trained: 3, exact: 1, ngram: 2, rows: vec![0, 1] },
+            "fewer words in common, nothing, and another operator are clean"
         );
     }
 }

@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
-use super::contamination::words;
-use crate::data::Problem;
+use crate::data::{Problem, normalise};
 use crate::{Error, Result};
 
 /// Examples that stand before every question; none of them is itself a question.
@@ -25,13 +24,13 @@ impl Shots {
         questions: &[Problem],
         answer: &mut dyn FnMut(&Problem) -> String,
     ) -> Result<Self> {
-        let mut taken: HashSet<Vec<String>> = questions.iter().map(|p| words(&p.prompt)).collect();
+        let mut taken: HashSet<[u8; 16]> = questions.iter().map(|p| normalise::key(&p.prompt)).collect();
         let mut examples = Vec::with_capacity(n.min(pool.len()));
         for problem in pool {
             if examples.len() == n {
                 break;
             }
-            if taken.insert(words(&problem.prompt)) {
+            if taken.insert(normalise::key(&problem.prompt)) {
                 examples.push((problem.prompt.clone(), answer(problem)));
             }
         }

@@ -4,7 +4,8 @@ use num_bigint::BigInt;
 use num_rational::{BigRational, Ratio};
 use num_traits::{One, Signed, ToPrimitive, Zero};
 
-use super::exact::{Exact, Fraction, Trouble, factors};
+use super::exact::Exact;
+use super::poly::{Fraction, Trouble, factors};
 
 pub(super) fn call(exact: &mut Exact, name: &str, args: &[Fraction]) -> Result<Fraction, Trouble> {
     let first = args.first().ok_or(Trouble::Undefined)?;

@@ -3,8 +3,9 @@
 use num_rational::BigRational;
 use num_traits::{Signed, ToPrimitive};
 
-use super::exact::{Exact, Trouble};
+use super::exact::Exact;
 use super::expr::Expr;
+use super::poly::Trouble;
 use super::probe;
 use super::value::{Op, Value};
 
@@ -208,19 +209,13 @@ impl Comparison {
             return gl == al && self.equal(&g, &a);
         }
         if let (Some((gl, g)), Some((al, a))) = (self.bare(gold), self.bare(answer)) {
-            match (&gl, &al) {
-                (Some(x), Some(y)) if x == y => {
-                    if self.equal(&g, &a) {
-                        return true;
-                    }
-                }
+            let comparable = match (&gl, &al) {
                 // Words are not compared: `number of girls = 20`.
-                (Some(Value::Text(_)), _) | (_, Some(Value::Text(_))) | (None, _) | (_, None) => {
-                    if self.equal(&g, &a) {
-                        return true;
-                    }
-                }
-                _ => {}
+                (Some(Value::Text(_)), _) | (_, Some(Value::Text(_))) | (None, _) | (_, None) => true,
+                (Some(x), Some(y)) => x == y,
+            };
+            if comparable && self.equal(&g, &a) {
+                return true;
             }
         }
         if go == ao && gs.len() == aa.len() && self.in_order(gs, aa) {

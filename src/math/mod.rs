@@ -10,6 +10,8 @@ mod exact;
 mod expr;
 mod extract;
 mod lex;
+mod poly;
+mod power;
 mod probe;
 mod units;
 mod value;

@@ -7,9 +7,16 @@ mod training;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{DataRef, StageRef};
+use super::train::Builtin;
+use super::{Context, DataRef, Output, StageRef};
+use crate::Result;
 
 pub use run::run_with;
+
+/// Evaluates with this crate's own engine and prompts.
+pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
+    run_with(context, config, &Builtin)
+}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
