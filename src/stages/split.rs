@@ -35,7 +35,7 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
     let mut spec = config.spec.clone();
     spec.template_text = file_text(&spec, &context.base_dir)?;
     // Refused here rather than when a model is loaded.
-    Template::open(&spec, spec.template_text.as_deref())?;
+    Template::open(&spec, None)?;
     let (problems, found) = problems(context, config, &spec)?;
     let holdout = config.holdout.clone().or_else(|| generate::holdout(&spec));
     let parts = cut(problems, holdout.as_ref(), read::unique(&spec))?;

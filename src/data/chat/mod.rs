@@ -67,6 +67,9 @@ impl Chat {
         match messages {
             [system, rest @ ..] if system.role == "system" && !self.takes_system => {
                 let mut rest = rest.to_vec();
+                if system.content.is_empty() {
+                    return self.render_as_is(&rest, generation_prompt);
+                }
                 match rest.iter_mut().find(|m| m.role == "user") {
                     Some(user) => user.content = format!("{}\n\n{}", system.content, user.content),
                     None => rest.insert(0, Message::new("user", system.content.clone())),

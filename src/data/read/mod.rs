@@ -28,7 +28,7 @@ pub struct Found {
     pub warnings: Vec<String>,
 }
 
-/// Large scraped sets may have a few rows without an answer: of these at most one in a hundred is left out.
+/// Large scraped sets have a few rows without an answer: these are left out, up to one in ten of the set.
 const TOLERANT: [&str; 2] = ["bigmath", "dapo_math"];
 
 /// Row numbers that an error or warning shows.
@@ -141,7 +141,7 @@ impl Empty {
             found.rows,
             self.shown.join(", ")
         );
-        if !tolerant || self.count * 100 > found.rows {
+        if !tolerant || self.count * 10 > found.rows {
             return Err(Error::input(what)
                 .hint("rows are counted from 1; name the right columns (columns: {prompt, answer}) or clean the set"));
         }
