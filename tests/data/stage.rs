@@ -129,3 +129,39 @@ fn the_text_of_a_template_file_is_an_output() {
     std::fs::write(&path, "no problem here").unwrap();
     assert!(run(root.path(), "c", &config, None).unwrap_err().to_string().contains("leaves the problem out"));
 }
+
+#[test]
+fn a_source_that_keeps_its_test_apart_is_not_cut() {
+    let root = tempfile::tempdir().unwrap();
+    let row = |i: usize| format!("{{\"question\": \"What is {i}?\", \"answer\": \"#### {i}\"}}\n");
+    let put = |name: &str, rows: std::ops::Range<usize>| {
+        let path = root.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, rows.map(row).collect::<String>()).unwrap();
+    };
+    put("raw/main/train.jsonl", 0..10);
+    put("raw/main/test.jsonl", 8..12);
+    put("only/test.jsonl", 0..3);
+    let config = |split: Option<&str>, holdout| split::Config {
+        source: Some(StageRef("source".into())),
+        spec: DataSpec { builtin: Some("gsm8k".into()), split: split.map(str::to_owned), ..DataSpec::default() },
+        holdout,
+    };
+    let files = |at: &str| Some(Handle::Files { at: Location::Own { path: at.into() } });
+    let ids = |dir: &Path, part: &str| {
+        let path = dir.join(format!("{part}.jsonl"));
+        path.exists().then(|| lines(&path).into_iter().map(|p| p.id).collect::<Vec<_>>())
+    };
+    let (dir, output) = run(root.path(), "both", &config(None, None), files("raw")).unwrap();
+    assert_eq!(ids(&dir, "holdout").unwrap(), ["test/0", "test/1", "test/2", "test/3"]);
+    assert_eq!(ids(&dir, "train").unwrap().len(), 8, "two stand in the test split too");
+    assert_eq!(output.summary["files"], serde_json::json!(["main/train.jsonl", "main/test.jsonl"]));
+    let (dir, _) = run(root.path(), "test", &config(Some("test"), None), files("raw")).unwrap();
+    assert_eq!(ids(&dir, "all").unwrap(), ["0", "1", "2", "3"]);
+    assert_eq!(ids(&dir, "holdout"), None);
+    let (dir, _) = run(root.path(), "only", &config(None, None), files("only")).unwrap();
+    assert_eq!((ids(&dir, "train").unwrap().len(), ids(&dir, "holdout").unwrap().len()), (0, 3));
+    let cut = config(None, Some(Holdout { n: 2, seed: 0 }));
+    let (dir, _) = run(root.path(), "cut", &cut, files("raw")).unwrap();
+    assert_eq!((ids(&dir, "train").unwrap().len(), ids(&dir, "holdout").unwrap().len()), (8, 2));
+}
