@@ -105,10 +105,11 @@ pub struct Put {
 }
 
 impl Template {
-    /// The template that `spec` names; `text` is the file's, where it names a file.
+    /// The template that `spec` names; `text` is the file's, where it names a file (`spec.template_text` where it is not
+    /// given).
     pub fn open(spec: &DataSpec, text: Option<&str>) -> Result<Self> {
         let name = spec.template.as_deref().unwrap_or(DEFAULT);
-        let body = match (name, text) {
+        let body = match (name, text.or(spec.template_text.as_deref())) {
             ("qerl_think", _) => Body::Think,
             ("boxed", _) => Body::Boxed,
             ("plain", _) => Body::Plain,

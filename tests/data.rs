@@ -1,0 +1,8 @@
+//! Data sets: readers, chat templates and prompts, and the `split` stage.
+
+mod data {
+    mod prompts;
+    mod sets;
+    mod stage;
+    mod templates;
+}
