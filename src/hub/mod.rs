@@ -4,6 +4,7 @@
 //! [`select`] chooses which of them are needed; [`Hub::fetch`] brings those into the Hugging Face cache, which is
 //! shared with other tools. Names, sizes and digests from the hub are checked before anything is written.
 
+mod blob;
 pub mod bundled;
 mod cache;
 mod config;
@@ -13,13 +14,14 @@ mod http;
 mod info;
 pub mod names;
 mod present;
+mod refusal;
 pub mod select;
 mod space;
 
 use std::path::{Path, PathBuf};
 
 pub use cache::Cache;
-pub use config::{HubConfig, Token};
+pub use config::{HubConfig, Token, cache_folder};
 pub use digest::sha256_file;
 pub use info::{BlobId, RemoteFile, Snapshot};
 pub use present::{Manifest, ManifestFile, ensure_present};
@@ -76,7 +78,7 @@ impl Hub {
         if self.config.offline {
             return self.cache.snapshot(repo, dataset, revision);
         }
-        info::resolve(&self.http, repo, dataset, revision, cancel)
+        info::resolve(&self.http, repo, dataset, revision, self.config.listing_limit, cancel)
     }
 
     /// Bytes of `files` that the cache lacks.
