@@ -69,14 +69,17 @@ impl<'a> Blob<'a> {
             hasher.update(bytes);
             self.count(bytes.len() as u64);
         })?;
-        if hasher.finish(&self.file.id).1 {
+        if hasher.matches(&self.file.id) {
             return Ok(true);
         }
         self.uncount(self.file.size);
         if hub.config().offline {
             return Err(Error::new(
                 Kind::Integrity,
-                format!("`{}` of `{}` is damaged in the cache, and HF_HUB_OFFLINE is set", self.file.path, snapshot.repo),
+                format!(
+                    "`{}` of `{}` is damaged in the cache, and HF_HUB_OFFLINE is set",
+                    self.file.path, snapshot.repo
+                ),
             )
             .hint("unset HF_HUB_OFFLINE to fetch it again"));
         }
@@ -223,7 +226,7 @@ impl<'a> Blob<'a> {
     /// Gives the blob its name if its bytes are right, else gives the part back.
     fn finish(&self, mut part: Part) -> Result<Result<(), Part>> {
         let fresh = Hasher::new(&self.file.id, self.file.size);
-        if !std::mem::replace(&mut part.hasher, fresh).finish(&self.file.id).1 {
+        if !std::mem::replace(&mut part.hasher, fresh).matches(&self.file.id) {
             return Ok(Err(part));
         }
         part.out.sync_all().map_err(|e| Error::io("write", &part.path, e))?;

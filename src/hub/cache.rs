@@ -261,13 +261,7 @@ mod tests {
     use super::*;
 
     fn snapshot(files: Vec<RemoteFile>) -> Snapshot {
-        Snapshot {
-            repo: "a/b".into(),
-            dataset: false,
-            revision: "refs/pr/1".into(),
-            commit: "0f".repeat(20),
-            files,
-        }
+        Snapshot { repo: "a/b".into(), dataset: false, revision: "refs/pr/1".into(), commit: "0f".repeat(20), files }
     }
 
     #[test]

@@ -86,9 +86,9 @@ impl HubConfig {
         let cache = cache_from_vars(var)?;
         let endpoint = var("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
         let mut config = Self::new(endpoint.trim().trim_end_matches('/'), cache);
-        config.offline = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
-            .iter()
-            .any(|name| var(name).is_some_and(|v| matches!(v.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on")));
+        config.offline = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].iter().any(|name| {
+            var(name).is_some_and(|v| matches!(v.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"))
+        });
         if let Some(text) = var("HF_HUB_DOWNLOAD_TIMEOUT") {
             let seconds: u64 = text.trim().parse().ok().filter(|s| (1..=3600).contains(s)).ok_or_else(|| {
                 Error::usage(format!("HF_HUB_DOWNLOAD_TIMEOUT is `{text}`")).hint("give whole seconds from 1 to 3600")
@@ -169,7 +169,10 @@ mod tests {
     fn folders_follow_the_tools_order() {
         assert_eq!(config(&[("HOME", "/u")]).cache, Path::new("/u/.cache/huggingface/hub"));
         assert_eq!(config(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/x")]).cache, Path::new("/x/huggingface/hub"));
-        assert_eq!(config(&[("HOME", "/u"), ("HF_HOME", "~/h"), ("XDG_CACHE_HOME", "/x")]).cache, Path::new("/u/h/hub"));
+        assert_eq!(
+            config(&[("HOME", "/u"), ("HF_HOME", "~/h"), ("XDG_CACHE_HOME", "/x")]).cache,
+            Path::new("/u/h/hub")
+        );
         assert_eq!(config(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/h")]).cache, Path::new("/c"));
         assert_eq!(config(&[("HOME", "/u")]).endpoint, "https://huggingface.co");
         assert_eq!(config(&[("HOME", "/u"), ("HF_ENDPOINT", "http://m/")]).endpoint, "http://m");

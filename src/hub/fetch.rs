@@ -1,10 +1,10 @@
 //! Files of a pinned commit, brought into the cache: several at once, resumed, verified.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::blob::Blob;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ureq::http::header::{
-    AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, IF_RANGE, LINK, LOCATION,
-    RANGE, RETRY_AFTER,
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, IF_RANGE, LINK, LOCATION, RANGE,
+    RETRY_AFTER,
 };
 use ureq::http::{Response, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
@@ -317,8 +317,12 @@ impl Http {
         let new = |message: String| Error::new(Kind::Network, message);
         match error {
             ureq::Error::Timeout(_) => Failure::Passing(new(format!("{host} does not answer")).hint(offline), None),
-            ureq::Error::HostNotFound => Failure::Passing(new(format!("no host `{host}` is known")).hint(offline), None),
-            ureq::Error::Tls(_) | ureq::Error::Rustls(_) | ureq::Error::Pem(_) => Failure::Final(untrusted(&host, error)),
+            ureq::Error::HostNotFound => {
+                Failure::Passing(new(format!("no host `{host}` is known")).hint(offline), None)
+            }
+            ureq::Error::Tls(_) | ureq::Error::Rustls(_) | ureq::Error::Pem(_) => {
+                Failure::Final(untrusted(&host, error))
+            }
             ureq::Error::Io(e) if is_certificate(&e) => Failure::Final(untrusted(&host, e.into())),
             ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::Protocol(_) => {
                 Failure::Passing(new(format!("the connection to {host} failed")).caused_by(error).hint(offline), None)
@@ -395,7 +399,8 @@ fn origin(uri: &Uri) -> Option<Origin> {
 
 /// RFC 3986, section 5, as far as servers use it in `Location` and `Link`.
 fn resolve(base: &str, target: &str) -> Result<String> {
-    let bad = || Error::new(Kind::Network, "the server redirects to something that is no address").hint("check HF_ENDPOINT");
+    let bad =
+        || Error::new(Kind::Network, "the server redirects to something that is no address").hint("check HF_ENDPOINT");
     if target.contains("://") && !target.starts_with(['/', '?']) {
         return Ok(target.to_owned());
     }
@@ -480,7 +485,10 @@ mod tests {
         assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
         assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
         assert_eq!(content_range("items 1-2/3"), None);
-        assert_eq!(next_page(r#"<http://a/p?c=1>; rel="prev", <http://a/p?c=2>; rel="next""#).unwrap(), "http://a/p?c=2");
+        assert_eq!(
+            next_page(r#"<http://a/p?c=1>; rel="prev", <http://a/p?c=2>; rel="next""#).unwrap(),
+            "http://a/p?c=2"
+        );
         assert_eq!(next_page(r#"<http://a/p?c=1>; rel="prev""#), None);
     }
 

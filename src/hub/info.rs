@@ -181,7 +181,9 @@ fn snapshot(answer: Answer, repo: &str, dataset: bool, revision: &str) -> Result
         let (size, id) = match sibling.lfs {
             Some(lfs) => (
                 lfs.size.or(sibling.size),
-                lfs.sha256.or_else(|| lfs.oid.map(|oid| oid.trim_start_matches("sha256:").to_owned())).map(BlobId::Sha256),
+                lfs.sha256
+                    .or_else(|| lfs.oid.map(|oid| oid.trim_start_matches("sha256:").to_owned()))
+                    .map(BlobId::Sha256),
             ),
             None => (sibling.size, sibling.blob_id.map(BlobId::Git)),
         };
@@ -234,8 +236,11 @@ mod tests {
     #[test]
     fn hostile_answers_are_refused() {
         let (commit, git) = ("0f".repeat(20), "1e".repeat(20));
-        for (path, id) in [("../x", git.as_str()), ("/x", &git), ("a\\\\b", &git), ("nul", &git), ("x", "../../evil"), ("x", "")] {
-            let text = format!(r#"{{"sha":"{commit}","siblings":[{{"rfilename":"{path}","size":1,"blobId":"{id}"}}]}}"#);
+        for (path, id) in
+            [("../x", git.as_str()), ("/x", &git), ("a\\\\b", &git), ("nul", &git), ("x", "../../evil"), ("x", "")]
+        {
+            let text =
+                format!(r#"{{"sha":"{commit}","siblings":[{{"rfilename":"{path}","size":1,"blobId":"{id}"}}]}}"#);
             assert!(parse(&text).is_err(), "{text}");
         }
         assert!(parse(r#"{"sha":"../..","siblings":[]}"#).is_err());

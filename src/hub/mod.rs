@@ -101,6 +101,14 @@ impl Hub {
         fetch::fetch(self, snapshot, files, progress, cancel)
     }
 
+    /// Remembers in the cache which commit `revision` stands for, so that it is found offline too.
+    pub fn remember(&self, snapshot: &Snapshot, revision: &str) {
+        // Only saves asking the hub later; a cache that may only be read keeps what it has.
+        if names::check_revision(revision).is_ok() {
+            let _ = self.cache.set_ref(&snapshot.repo, snapshot.dataset, revision, &snapshot.commit);
+        }
+    }
+
     /// Address of one file at its pinned commit.
     fn file_url(&self, snapshot: &Snapshot, path: &str) -> String {
         let prefix = if snapshot.dataset { "datasets/" } else { "" };

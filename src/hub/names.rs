@@ -102,12 +102,37 @@ mod tests {
     #[test]
     fn hostile_paths_are_refused() {
         for bad in [
-            "", "/etc/passwd", "..", "../x", "a/../b", "a/..", "a//b", "./a", "a/", "a\\b", "..\\x", "a\0b", "a\nb", "C:x",
-            "C:/x", "nul", "a/Con", "lpt1/x", ".git/config",
+            "",
+            "/etc/passwd",
+            "..",
+            "../x",
+            "a/../b",
+            "a/..",
+            "a//b",
+            "./a",
+            "a/",
+            "a\\b",
+            "..\\x",
+            "a\0b",
+            "a\nb",
+            "C:x",
+            "C:/x",
+            "nul",
+            "a/Con",
+            "lpt1/x",
+            ".git/config",
         ] {
             assert!(check_path(bad).is_err(), "{bad:?}");
         }
-        for good in ["config.json", "data/train-00000-of-00001.parquet", "a..b/c", ".gitattributes", "übung.txt", "con.json", "com/x"] {
+        for good in [
+            "config.json",
+            "data/train-00000-of-00001.parquet",
+            "a..b/c",
+            ".gitattributes",
+            "übung.txt",
+            "con.json",
+            "com/x",
+        ] {
             assert!(check_path(good).is_ok(), "{good:?}");
         }
     }

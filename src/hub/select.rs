@@ -33,8 +33,12 @@ pub fn choose(paths: &[&str], want: &Want<'_>) -> Result<Vec<usize>> {
         return Ok(taken);
     }
     let shown: Vec<&str> = paths.iter().copied().take(8).collect();
-    Err(Error::usage(format!("no file of the repository matches {}", want.globs.join(", ")))
-        .hint(format!("it holds {} files: {}{}", paths.len(), shown.join(", "), if paths.len() > 8 { ", ..." } else { "" })))
+    Err(Error::usage(format!("no file of the repository matches {}", want.globs.join(", "))).hint(format!(
+        "it holds {} files: {}{}",
+        paths.len(),
+        shown.join(", "),
+        if paths.len() > 8 { ", ..." } else { "" }
+    )))
 }
 
 /// `*` matches within and across folders, as the hub's own clients have it; `?` one character.
@@ -102,8 +106,11 @@ fn weights<'p>(paths: &[&'p str]) -> Result<Vec<&'p str>> {
     if paths.contains(&"model.safetensors.index.json") && !shards.is_empty() {
         let count = shard(shards[0]).map_or(0, |s| s.2);
         if shards.len() as u64 != count {
-            return Err(Error::missing(format!("the repository has {} of {count} shards of the weights", shards.len()))
-                .hint("its upload is not complete: choose another revision"));
+            return Err(Error::missing(format!(
+                "the repository has {} of {count} shards of the weights",
+                shards.len()
+            ))
+            .hint("its upload is not complete: choose another revision"));
         }
         return Ok(shards);
     }
@@ -119,8 +126,9 @@ fn weights<'p>(paths: &[&'p str]) -> Result<Vec<&'p str>> {
         [] => {
             let pickled = paths.iter().find(|p| [".bin", ".pt", ".pth"].iter().any(|end| p.ends_with(end)));
             Err(match pickled {
-                Some(file) => Error::input(format!("the weights are there only in a pickled form (`{file}`)"))
-                    .hint("qerl reads safetensors and GGUF: choose a revision (often `refs/pr/1`) or a copy that has them"),
+                Some(file) => Error::input(format!("the weights are there only in a pickled form (`{file}`)")).hint(
+                    "qerl reads safetensors and GGUF: choose a revision (often `refs/pr/1`) or a copy that has them",
+                ),
                 None => Error::missing("the repository holds no weights as safetensors or GGUF")
                     .hint("for a data set say `dataset: true`"),
             })
@@ -296,6 +304,9 @@ mod tests {
         assert_eq!(data_files(&paths, None, Some("validation")), [""; 0]);
         assert_eq!(data_files(&["rows.jsonl"], None, Some("train")), ["rows.jsonl"]);
         assert_eq!(data_files(&["test.jsonl"], None, Some("train")), [""; 0]);
-        assert_eq!(data_files(&["test/train.jsonl", "test/test.jsonl"], Some("test"), Some("test")), ["test/test.jsonl"]);
+        assert_eq!(
+            data_files(&["test/train.jsonl", "test/test.jsonl"], Some("test"), Some("test")),
+            ["test/test.jsonl"]
+        );
     }
 }
