@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use qerl::control::{Cancel, Quiet};
 use qerl::eval::{Interval, Record, SetSummary, Summary, files, stats};
-use qerl::hub::Hub;
+use qerl::hub::{Hub, HubConfig};
 use qerl::math::Verdict;
 use qerl::stages::{Context, Input, Kind, report};
 use qerl::store::{Artifact, Finished, Handle, InputKey, Key, Location, Provenance, Store};
@@ -137,27 +137,35 @@ fn experiment(store: &Store) -> Vec<Input> {
     for (v, label) in LABELS.into_iter().enumerate() {
         let (format, size, error) =
             [("bf16", 4_000_000, 0.0), ("nf4", 1_100_000, 0.0912), ("nvfp4", 1_250_000, 0.0951)][v.min(2)];
-        let base = put(store, model(), Made {
-            files: vec![("weights", format.into())],
-            summary: json!({"format": format, "bytes_before": 4_000_000, "bytes_after": size, "ratio": 1.0,
+        let base = put(
+            store,
+            model(),
+            Made {
+                files: vec![("weights", format.into())],
+                summary: json!({"format": format, "bytes_before": 4_000_000, "bytes_after": size, "ratio": 1.0,
                 "relative_frobenius": error}),
-            ..plain(
-                Kind::Quantize,
-                format!("base@variant={label}"),
-                json!({"model": "model", "format": format, "fuse": true}),
-                vec![("model", source.clone())],
-            )
-        });
-        let evaluate = |instance: String, policy: &Artifact, right: &dyn Fn(usize) -> bool| {
-            put(store, Handle::Eval, Made {
-                files: evaluation(right),
                 ..plain(
-                    Kind::Eval,
-                    instance,
-                    json!({"policy": "policy", "data": ["arith.holdout"]}),
-                    vec![("policy", policy.clone())],
+                    Kind::Quantize,
+                    format!("base@variant={label}"),
+                    json!({"model": "model", "format": format, "fuse": true}),
+                    vec![("model", source.clone())],
                 )
-            })
+            },
+        );
+        let evaluate = |instance: String, policy: &Artifact, right: &dyn Fn(usize) -> bool| {
+            put(
+                store,
+                Handle::Eval,
+                Made {
+                    files: evaluation(right),
+                    ..plain(
+                        Kind::Eval,
+                        instance,
+                        json!({"policy": "policy", "data": ["arith.holdout"]}),
+                        vec![("policy", policy.clone())],
+                    )
+                },
+            )
         };
         let start = evaluate(format!("before@variant={label}"), &base, &before);
         starts.push(input("before", &[("variant", label)], Ok(start)));
@@ -170,10 +178,14 @@ fn experiment(store: &Store) -> Vec<Input> {
                 continue;
             };
             let lora = json!({"model": "model", "rank": 16, "seed": seed});
-            let lora = put(store, adapter(), Made {
-                files: vec![("weights", format!("{format} {seed}").into_bytes())],
-                ..plain(Kind::Lora, "adapter".into(), lora, vec![("model", base.clone())])
-            });
+            let lora = put(
+                store,
+                adapter(),
+                Made {
+                    files: vec![("weights", format!("{format} {seed}").into_bytes())],
+                    ..plain(Kind::Lora, "adapter".into(), lora, vec![("model", base.clone())])
+                },
+            );
             let mut config = json!({"policy": "policy", "data": "arith", "algorithm": "dapo", "steps": 4, "seed": seed,
                 "lr": if v == 0 { 5e-4 } else { 1e-3 }});
             if label == "nvfp4-aqn" {
@@ -191,11 +203,18 @@ fn experiment(store: &Store) -> Vec<Input> {
                     format!("{line}\n")
                 })
                 .collect();
-            let train = put(store, adapter(), Made {
-                files: vec![("metrics.jsonl", metrics.into_bytes()), ("weights", format!("{label} {seed}").into_bytes())],
-                seconds: 60.0 + 20.0 * s as f64,
-                ..plain(Kind::Train, format!("train@seed={seed},variant={label}"), config, vec![("policy", lora)])
-            });
+            let train = put(
+                store,
+                adapter(),
+                Made {
+                    files: vec![
+                        ("metrics.jsonl", metrics.into_bytes()),
+                        ("weights", format!("{label} {seed}").into_bytes()),
+                    ],
+                    seconds: 60.0 + 20.0 * s as f64,
+                    ..plain(Kind::Train, format!("train@seed={seed},variant={label}"), config, vec![("policy", lora)])
+                },
+            );
             let end = evaluate(format!("after@seed={seed},variant={label}"), &train, &|i| i < right);
             ends.push(input("after", &point, Ok(end)));
         }
@@ -216,7 +235,7 @@ fn render(root: &Path, store: &Store, inputs: Vec<Input>, config: Value, name: &
         cancel: &Cancel::new(),
         threads: 1,
         base_dir: root.to_owned(),
-        hub: &Hub {},
+        hub: &Hub::new(HubConfig::new("http://127.0.0.1:1", root.join("hub"))).unwrap(),
     };
     let made = report::run(&context, &config).unwrap();
     assert_eq!(made.declared, ["report.html", "report.md"]);
@@ -235,7 +254,8 @@ fn config() -> Value {
 fn row<'a>(text: &'a str, heading: &str, label: &str) -> Vec<&'a str> {
     let section = text.split(&format!("\n## {heading}")).nth(1).unwrap_or_else(|| panic!("no {heading}: {text}"));
     let section = section.split("\n## ").next().unwrap();
-    let line = section.lines().find(|l| l.starts_with(&format!("| {label}"))).unwrap_or_else(|| panic!("{label}: {section}"));
+    let line =
+        section.lines().find(|l| l.starts_with(&format!("| {label}"))).unwrap_or_else(|| panic!("{label}: {section}"));
     line.trim_matches('|').split(" | ").map(str::trim).collect()
 }
 
@@ -296,8 +316,13 @@ fn every_figure_stands_in_the_tables() {
 
     // Differences and warnings.
     assert!(text.contains("- nvfp4-lora: `quantize.format: bf16 -> nvfp4`, `train.lr: 5e-4 -> 1e-3`\n"), "{text}");
-    assert!(text.contains("`train.aqn: off -> decay exponential, sigma_start 0.01`, `train.lr: 5e-4 -> 1e-3`\n"), "{text}");
-    assert!(text.contains("nf4-lora, nvfp4-lora differ from bf16-lora in 2 factors at once (quantize.format, train.lr)"));
+    assert!(
+        text.contains("`train.aqn: off -> decay exponential, sigma_start 0.01`, `train.lr: 5e-4 -> 1e-3`\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("nf4-lora, nvfp4-lora differ from bf16-lora in 2 factors at once (quantize.format, train.lr)")
+    );
     assert!(text.contains("nvfp4-aqn differs from bf16-lora in 3 factors at once"));
     assert!(text.contains("1 of 12 gathered points failed"));
     assert!(text.contains("as few as 1 point of seed behind a row"));
@@ -305,17 +330,16 @@ fn every_figure_stands_in_the_tables() {
 
     // The failed point and its reason, harmless.
     let failed = row(&text, "Failed points", "after@seed=2,variant=nvfp4-lora");
-    assert_eq!(
-        failed[1],
-        "train@seed=2,variant=nvfp4-lora failed: the loss is not finite \\| &lt;b&gt; &gt; quote"
-    );
+    assert_eq!(failed[1], "train@seed=2,variant=nvfp4-lora failed: the loss is not finite \\| &lt;b&gt; &gt; quote");
     assert!(page.contains("the loss is not finite | &lt;b&gt;"));
 
     // The paper's figures stand apart and are named as such.
     let paper = row(&text, "The paper's figures", "NVFP4 LoRA+AQN");
     assert_eq!(paper, ["NVFP4 LoRA+AQN", "77.4", "15.5", "10.0", "42.5", "36.4", "nvfp4-aqn after"]);
     assert_eq!(row(&text, "The paper's figures", "BF16 Full")[6], "–");
-    assert!(text.contains("as published (QeRL, arXiv 2510.11696 v1): another model, other hardware"));
+    assert!(
+        text.contains("as published (QeRL, arXiv 2510.11696 v1): measured by its authors with their model, hardware")
+    );
 
     // Settings, provenance and the command.
     assert!(text.contains("- train.algorithm: dapo\n") && !text.contains("- train.lr:"));

@@ -105,6 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
     let hint = if args.out.is_some() { ": the same command goes on from here" } else { "" };
     run::stop_on_interrupt(&cancel, move || eprintln!("\nstopping{hint} (Ctrl-C again: stop now)"))?;
     let bar = Bar::new();
+    let hub = Hub::from_env()?;
     let stage = |inputs: Vec<Input>, folder: &str| -> Result<Context<'_>> {
         Ok(Context {
             inputs,
@@ -115,7 +116,7 @@ pub fn run(args: &Args) -> Result<()> {
             cancel: &cancel,
             threads: args.threads,
             base_dir: PathBuf::from("."),
-            hub: &HUB,
+            hub: &hub,
         })
     };
     let mut inputs = vec![slot("policy", policy.artifact.clone(), &args.checkpoint, None)];
@@ -139,9 +140,6 @@ pub fn run(args: &Args) -> Result<()> {
     }
     out(&table::summary(&summary))
 }
-
-/// Nothing is downloaded here.
-const HUB: Hub = Hub {};
 
 fn config(args: &Args, names: &[SetName], shots: Option<&SetName>) -> eval::Config {
     let drawing = &args.drawing;

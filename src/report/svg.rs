@@ -198,17 +198,13 @@ fn line(out: &mut String, series: &Series, runs: &[Vec<Point>], x: Scale, y: Sca
         if points.iter().any(|p| p.high > p.low) {
             let above = points.iter().map(|p| (p.step, p.high));
             let below = points.iter().rev().map(|p| (p.step, p.low));
-            let path: Vec<String> =
-                above.chain(below).map(|(s, v)| format!("{:.1},{:.1}", x.at(s), y.at(v))).collect();
+            let path: Vec<String> = above.chain(below).map(|(s, v)| format!("{:.1},{:.1}", x.at(s), y.at(v))).collect();
             let _ = write!(out, r#"<polygon class="band c{class}" points="{}"/>"#, path.join(" "));
         }
         let path: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x.at(p.step), y.at(p.mean))).collect();
         if path.len() > 1 {
             let path = path.join(" ");
-            let _ = write!(
-                out,
-                r#"<polyline class="line c{class}" points="{path}"><title>{name}</title></polyline>"#
-            );
+            let _ = write!(out, r#"<polyline class="line c{class}" points="{path}"><title>{name}</title></polyline>"#);
         }
         for p in points.iter().filter(|_| few || path.len() == 1) {
             let dot = if path.len() == 1 { "dot" } else { "hover" };
@@ -243,8 +239,7 @@ pub fn accuracies(title: &str, rows: &[Estimates]) -> Option<String> {
     let low = ends().filter(|v| v.is_finite()).fold(1.0, f64::min).max(0.0);
     let high = ends().filter(|v| v.is_finite()).fold(0.0, f64::max).min(1.0);
     let values = ticks(if low < 0.5 * high { 0.0 } else { low }, high, 5);
-    let x =
-        Scale { low: values[0], high: values[values.len() - 1], from: NAMES, to: WIDTH - FIGURES };
+    let x = Scale { low: values[0], high: values[values.len() - 1], from: NAMES, to: WIDTH - FIGURES };
     let bottom = 8.0 + ROW * rows.len() as f64;
     let mut out = String::new();
     open(title, bottom + 38.0, &mut out);

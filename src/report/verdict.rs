@@ -60,7 +60,8 @@ pub fn verdict(data: &Data) -> Verdict {
     for c in single.take(FACTORS) {
         let difference = points(c.difference);
         let sure = certainty(c, data);
-        findings.push(format!("{} alone ({} against {}): {difference} points, {sure}.", c.factors[0], c.a.row, c.b.row));
+        findings
+            .push(format!("{} alone ({} against {}): {difference} points, {sure}.", c.factors[0], c.a.row, c.b.row));
     }
     Verdict { headline, findings }
 }

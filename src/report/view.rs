@@ -348,11 +348,7 @@ fn plots(data: &Data) -> Vec<Value> {
                     let c = cell(row, stage, dataset)?;
                     Some((stage.clone(), c.accuracy, (c.low, c.high)))
                 };
-                Estimates {
-                    label: row.label.clone(),
-                    color,
-                    values: data.stages.iter().filter_map(value).collect(),
-                }
+                Estimates { label: row.label.clone(), color, values: data.stages.iter().filter_map(value).collect() }
             })
             .collect();
         let title = format!("Accuracy on {dataset}");

@@ -17,13 +17,15 @@ pub struct Builtin;
 
 impl Stages for Builtin {
     fn run(&self, kind: Kind, config: &Value, context: &Context<'_>) -> Result<Output> {
-        // One arm per kind: `Kind::X => stages::x::run(context, &decode(kind, config)?)`.
         match kind {
             Kind::Download => stages::download::run(context, &decode(kind, config)?),
-            Kind::Split | Kind::Quantize | Kind::Lora | Kind::Sft | Kind::Train | Kind::Eval | Kind::Report => {
-                let _ = (config, context);
-                Err(Error::failed(format!("this build of qerl has no `{}` stage", kind.name())))
-            }
+            Kind::Split => stages::split::run(context, &decode(kind, config)?),
+            Kind::Quantize => stages::quantize::run(context, &decode(kind, config)?),
+            Kind::Lora => stages::lora::run(context, &decode(kind, config)?),
+            Kind::Sft => stages::sft::run(context, &decode(kind, config)?),
+            Kind::Train => stages::train::run(context, &decode(kind, config)?),
+            Kind::Eval => stages::eval::run(context, &decode(kind, config)?),
+            Kind::Report => stages::report::run(context, &decode(kind, config)?),
         }
     }
 }

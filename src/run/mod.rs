@@ -278,9 +278,7 @@ impl Executor<'_> {
         edges
             .map(|edge| match &schedule.states[edge.from] {
                 State::Done { artifact, .. } => Ok(artifact.as_ref().clone()),
-                State::Failed(why) => Err(why.clone()),
-                State::Skipped(why) => Err(format!("skipped: {why}")),
-                _ => Err("not finished".to_owned()),
+                _ => Err(schedule.cause(edge.from)),
             })
             .collect()
     }

@@ -119,6 +119,27 @@ impl<'a> Schedule<'a> {
         self.states.iter().enumerate().filter(move |(_, s)| keep(s)).map(|(i, _)| i)
     }
 
+    /// Why an instance that is over has no artifact: its own failure, or the first one behind it that made it be
+    /// skipped, with what went wrong there.
+    pub fn cause(&self, index: usize) -> String {
+        let (mut at, mut seen) = (index, BTreeSet::new());
+        loop {
+            match &self.states[at] {
+                State::Failed(why) if at == index => return why.clone(),
+                State::Failed(why) => return format!("{} failed: {why}", self.graph.instances[at].name()),
+                State::Skipped(why) => {
+                    let instance = &self.graph.instances[at];
+                    let lost = |d: &usize| matches!(self.states[*d], State::Failed(_) | State::Skipped(_));
+                    match dependencies(instance).chain(self.after[at]).find(lost) {
+                        Some(next) if seen.insert(next) => at = next,
+                        _ => return format!("skipped: {why}"),
+                    }
+                }
+                _ => return "not finished".to_owned(),
+            }
+        }
+    }
+
     fn readiness(&self, index: usize) -> Readiness {
         let instance = &self.graph.instances[index];
         let mut pending = false;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use qerl::control::{Cancel, Progress};
 use qerl::data::{DataSpec, Problem};
 use qerl::engine::*;
-use qerl::hub::Hub;
+use qerl::hub::{Hub, HubConfig};
 use qerl::model::{Architecture, ModelConfig};
 use qerl::rl::language::Language;
 use qerl::stages::{Context, Input, Kind, Output, eval, train};
@@ -358,7 +358,7 @@ impl Bench {
             cancel: &Cancel::new(),
             threads: 1,
             base_dir: self.root.path().to_owned(),
-            hub: &Hub {},
+            hub: &Hub::new(HubConfig::new("http://127.0.0.1:1", self.root.path().join("hub"))).unwrap(),
         };
         let config: eval::Config = serde_json::from_value(config).unwrap();
         eval::run_with(&context, &config, parts)

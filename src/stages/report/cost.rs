@@ -15,10 +15,7 @@ use crate::store::Artifact;
 type Records = Vec<Map<String, Value>>;
 
 /// Cost and curves: `latest` are the lineages of the row's last evaluations, `all` those of every one.
-pub(super) fn read(
-    latest: &[Vec<Artifact>],
-    all: &[Vec<Artifact>],
-) -> Result<(Cost, BTreeMap<String, Vec<Point>>)> {
+pub(super) fn read(latest: &[Vec<Artifact>], all: &[Vec<Artifact>]) -> Result<(Cost, BTreeMap<String, Vec<Point>>)> {
     let nearest = |kind: Kind| {
         let found = latest.iter().filter_map(move |lineage| lineage.iter().find(|a| a.meta.kind == kind));
         found.map(|a| (a.meta.fingerprint.as_str(), a)).collect::<BTreeMap<&str, &Artifact>>()

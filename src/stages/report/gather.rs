@@ -108,9 +108,8 @@ pub(super) fn gather(context: &Context<'_>, config: &Config) -> Result<Data> {
         settings: Vec::new(),
         rows,
     };
-    gathered.settings = (0..gathered.rows.len())
-        .map(|row| joined(gathered.latest(row).iter().map(|e| &e.lineage)))
-        .collect();
+    gathered.settings =
+        (0..gathered.rows.len()).map(|row| joined(gathered.latest(row).iter().map(|e| &e.lineage))).collect();
     datasets(&mut data, &gathered);
     if let Some(over) = &config.over {
         let mut labels: Vec<&String> = gathered.evaluations.iter().filter_map(|e| e.input.point.get(over)).collect();
@@ -242,7 +241,8 @@ fn fill_row(gathered: &Gathered<'_>, index: usize, inputs: &[&Input], data: &Dat
     let all: Vec<&Evaluation<'_>> = gathered.stages.iter().flat_map(|stage| gathered.of(index, stage)).collect();
     let latest = gathered.latest(index);
     row.format = latest.iter().find_map(|e| e.lineage.setting("quantize.format").map(str::to_owned));
-    let lineages = |evaluations: &[&Evaluation<'_>]| evaluations.iter().map(|e| e.lineage.all.clone()).collect::<Vec<_>>();
+    let lineages =
+        |evaluations: &[&Evaluation<'_>]| evaluations.iter().map(|e| e.lineage.all.clone()).collect::<Vec<_>>();
     (row.cost, row.curves) = cost::read(&lineages(&latest), &lineages(&all))?;
     Ok(row)
 }
@@ -336,7 +336,9 @@ fn warn(data: &mut Data, gathered: &Gathered<'_>) {
     let mut out = Vec::new();
     if !data.failures.is_empty() {
         let (failed, all) = (data.failures.len(), data.failures.len() + gathered.evaluations.len());
-        out.push(format!("{failed} of {all} gathered points failed: the rows that they belong to rest on fewer points"));
+        out.push(format!(
+            "{failed} of {all} gathered points failed: the rows that they belong to rest on fewer points"
+        ));
     }
     if let (Some(over), Some(last)) = (&data.over, data.stages.last()) {
         let cells = data.rows.iter().filter_map(|r| r.cells.get(last)).flat_map(BTreeMap::values);

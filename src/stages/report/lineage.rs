@@ -254,7 +254,11 @@ mod tests {
     #[test]
     fn values_are_written_as_people_write_them() {
         let mut out = BTreeMap::new();
-        flatten("train", &serde_json::json!({"aqn": null, "lr": 5e-6, "betas": [0.9, 0.99], "n": 3, "on": true}), &mut out);
+        flatten(
+            "train",
+            &serde_json::json!({"aqn": null, "lr": 5e-6, "betas": [0.9, 0.99], "n": 3, "on": true}),
+            &mut out,
+        );
         let got: Vec<(&str, &str)> = out.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
         assert_eq!(got, [("train.betas", "0.9 0.99"), ("train.lr", "5e-6"), ("train.n", "3"), ("train.on", "true")]);
     }
