@@ -384,6 +384,50 @@ fn without_a_baseline_seeds_or_a_finished_row_it_still_says_what_there_is() {
     assert!(!text.contains("gain |") && !text.contains("The paper's figures") && !text.contains("qerl run"));
 }
 
+/// Trainings that changed nothing have equal outputs, hence one evaluation: each row still shows its own settings.
+#[test]
+fn rows_that_share_an_evaluation_keep_their_own_settings() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let mut inputs = Vec::new();
+    for (label, lr) in [("slow", 1e-5), ("fast", 1e-3)] {
+        let instance = format!("train@variant={label}");
+        let train = put(
+            &store,
+            adapter(),
+            Made {
+                kind: Kind::Train,
+                instance: instance.clone(),
+                config: json!({"policy": "policy", "lr": lr}),
+                summary: Value::Null,
+                inputs: vec![],
+                files: vec![],
+                seconds: if label == "slow" { 9.0 } else { 5.0 },
+            },
+        );
+        store.set_name("toy", &instance, &train.meta.fingerprint).unwrap();
+        if inputs.is_empty() {
+            let made = Made {
+                kind: Kind::Eval,
+                instance: "after@variant=slow".into(),
+                config: json!({"policy": "policy", "data": ["arith.holdout"]}),
+                summary: Value::Null,
+                inputs: vec![("policy", train)],
+                files: evaluation(&before),
+                seconds: 1.0,
+            };
+            let shared = put(&store, Handle::Eval, made);
+            inputs = ["slow", "fast"].map(|l| input("after", &[("variant", l)], Ok(shared.clone()))).to_vec();
+        }
+    }
+    let config = json!({"gather": ["gather.1"], "baseline": "slow", "pipeline": {"name": "toy", "file": "toy.yaml"}});
+    let out = render(dir.path(), &store, inputs, config, "one");
+    let text = std::fs::read_to_string(out.join("report.md")).unwrap();
+    assert!(text.contains("- fast: `train.lr: 1e-5 -> 1e-3`\n"), "{text}");
+    assert_eq!(row(&text, "Cost", "fast")[1], "5.0 s");
+    assert!(text.contains("**No row is highest: slow, fast are equal with 25.0% on arith.holdout after.**"), "{text}");
+}
+
 #[test]
 fn figures_outlive_the_artifacts_behind_them() {
     let dir = tempfile::tempdir().unwrap();

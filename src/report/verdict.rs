@@ -24,12 +24,16 @@ pub fn verdict(data: &Data) -> Verdict {
     let (Some(dataset), Some(last)) = (data.datasets.first(), data.stages.last()) else {
         return only("No evaluation was gathered.".to_owned());
     };
-    let scored = data.rows.iter().filter_map(|r| Some((r, cell(r, last, dataset)?)));
-    let Some((row, best)) = scored.reduce(|a, b| if b.1.accuracy > a.1.accuracy { b } else { a }) else {
+    let scored = || data.rows.iter().filter_map(|r| Some((r, cell(r, last, dataset)?)));
+    let Some((row, best)) = scored().reduce(|a, b| if b.1.accuracy > a.1.accuracy { b } else { a }) else {
         return only(format!("No row has a finished evaluation on {dataset} {last}."));
     };
     let accuracy = format!("{}% on {dataset} {last}", percent(best.accuracy));
-    let mut headline = if data.rows.len() > 1 {
+    let equal: Vec<&str> =
+        scored().filter(|(_, c)| c.accuracy == best.accuracy).map(|(r, _)| r.label.as_str()).collect();
+    let mut headline = if equal.len() > 1 {
+        format!("No row is highest: {} are equal with {accuracy}", equal.join(", "))
+    } else if data.rows.len() > 1 {
         format!("{} is highest with {accuracy}", row.label)
     } else {
         format!("{} reaches {accuracy} ({})", row.label, interval(best.low, best.high))
@@ -37,11 +41,12 @@ pub fn verdict(data: &Data) -> Verdict {
     let of = |against: Against| {
         data.comparisons.iter().find(move |c| c.against == against && c.dataset == *dataset && c.a.row == row.label)
     };
-    if let Some(c) = of(Against::Start) {
+    if let Some(c) = of(Against::Start).filter(|_| equal.len() == 1) {
         headline += &format!(", {} points against its start", points(c.difference));
     }
     let mut findings = Vec::new();
     match (of(Against::Baseline), &row.baseline) {
+        _ if equal.len() > 1 => {}
         (Some(c), _) => findings.push(format!(
             "{} against the baseline {}: {} points, {}.",
             c.a.row,

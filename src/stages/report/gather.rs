@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::compare::compare;
 use super::cost;
-use super::lineage::{Lineage, Settings, differences, factors, joined, shared};
+use super::lineage::{Lineage, Place, Settings, differences, factors, joined, shared};
 use super::records::{self, Answers};
 use super::{Config, provenance};
 use crate::eval::{SetSummary, Summary, files, stats};
@@ -41,7 +41,7 @@ pub(super) struct Gathered<'a> {
     pub stages: Vec<String>,
     pub evaluations: Vec<Evaluation<'a>>,
     pub rows: Vec<RowPoint>,
-    /// Of each row, at the last stage that it finished.
+    /// Of each row, at the last stage; empty where that failed.
     pub settings: Vec<Settings>,
     /// Of each row: the row that it is compared with.
     pub baselines: Vec<Option<usize>>,
@@ -94,7 +94,11 @@ pub(super) fn gather(context: &Context<'_>, config: &Config) -> Result<Data> {
                     artifact,
                     summary: summary(artifact)?,
                     answers: records::answers(&artifact.dir)?,
-                    lineage: Lineage::of(context.store, artifact),
+                    lineage: Lineage::of(
+                        context.store,
+                        artifact,
+                        Place { pipeline: &data.pipeline, point: &input.point },
+                    ),
                 });
             }
         }

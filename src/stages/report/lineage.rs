@@ -23,21 +23,58 @@ pub(super) struct Lineage {
     pub settings: BTreeMap<String, String>,
     /// Fingerprints that the store no longer gives.
     pub lost: BTreeSet<String>,
+    /// Fingerprint of an input -> where in `all` it, or its equal of the same point, stands.
+    links: BTreeMap<String, usize>,
+}
+
+/// Which instance of which pipeline a lineage belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub pipeline: &'a str,
+    pub point: &'a BTreeMap<String, String>,
+}
+
+impl Place<'_> {
+    /// The instance of this place's own point that made the same bytes as `found`. Equal inputs share one artifact
+    /// further on (two trainings that changed nothing have one evaluation), which then names only one of them.
+    fn own(&self, store: &Store, found: Artifact) -> Artifact {
+        let Some((stage, labels)) = found.meta.provenance.instance.split_once('@') else { return found };
+        let mut changed = false;
+        let here = |label: &str| {
+            let (axis, old) = label.split_once('=').unwrap_or((label, ""));
+            let own = self.point.get(axis).map_or(old, String::as_str);
+            changed |= own != old;
+            format!("{axis}={own}")
+        };
+        let labels: Vec<String> = labels.split(',').map(here).collect();
+        if !changed {
+            return found;
+        }
+        let named = store.named(self.pipeline, &format!("{stage}@{}", labels.join(",")));
+        let own = named.ok().flatten().and_then(|fingerprint| store.get(&fingerprint).ok().flatten());
+        own.filter(|own| own.meta.kind == found.meta.kind && own.meta.digest == found.meta.digest).unwrap_or(found)
+    }
 }
 
 impl Lineage {
     /// Walks up from `artifact`.
-    pub fn of(store: &Store, artifact: &Artifact) -> Self {
+    pub fn of(store: &Store, artifact: &Artifact, place: Place<'_>) -> Self {
         let mut found = Self { all: vec![artifact.clone()], ..Self::default() };
-        let mut seen = BTreeSet::from([artifact.meta.fingerprint.clone()]);
         let mut at = 0;
         while at < found.all.len() && found.all.len() < LIMIT {
             for fingerprint in found.all[at].meta.inputs.values().cloned().collect::<Vec<_>>() {
-                if !seen.insert(fingerprint.clone()) {
+                if found.links.contains_key(&fingerprint) {
                     continue;
                 }
                 match store.get(&fingerprint) {
-                    Ok(Some(next)) => found.all.push(next),
+                    Ok(Some(next)) => {
+                        let next = place.own(store, next);
+                        let known = found.all.iter().position(|a| a.meta.fingerprint == next.meta.fingerprint);
+                        found.links.insert(fingerprint, known.unwrap_or(found.all.len()));
+                        if known.is_none() {
+                            found.all.push(next);
+                        }
+                    }
                     // Gone or damaged: the figures stand without it, but what it was cannot be told.
                     Ok(None) | Err(_) => {
                         found.lost.insert(short(&fingerprint).to_owned());
@@ -64,7 +101,7 @@ impl Lineage {
     }
 
     fn get(&self, fingerprint: &str) -> Option<&Artifact> {
-        self.all.iter().find(|a| a.meta.fingerprint == fingerprint)
+        self.all.get(*self.links.get(fingerprint)?)
     }
 
     /// Settings of `artifact` under `prefix` (its kind where absent; a kind's second stage on the way is `train#2`),
