@@ -49,7 +49,7 @@ fn instances() -> Vec<Instance> {
     let mut p = Pipeline::default();
     let spec = json!({"spec": {"builtin": "sums", "n": 120, "template": "plain"}, "holdout": {"n": 24, "seed": 3}});
     let sums = p.add("data.sums", Kind::Split, &[], spec, &[]);
-    let pretrain = json!({"data": "sums", "steps": 30, "batch": 8, "lr": 3e-3, "architecture": {"hidden_size": 32,
+    let pretrain = json!({"data": "sums", "steps": 150, "batch": 16, "lr": 3e-3, "architecture": {"hidden_size": 32,
         "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate": 64}});
     let model = p.add("pre", Kind::Sft, &[], pretrain, &[("data", sums, Some("train"))]);
     let (mut before, mut after) = (Vec::new(), Vec::new());
@@ -67,8 +67,8 @@ fn instances() -> Vec<Instance> {
         let eval = json!({"policy": "policy", "data": ["sums.holdout"], "max_new_tokens": 12});
         let with = |policy| [("policy", policy, None), ("data.0", sums, Some("holdout"))];
         before.push(p.add("before", Kind::Eval, &at, eval.clone(), &with(base)));
-        let mut train = json!({"policy": "policy", "data": "sums", "algorithm": "dapo", "steps": 2,
-            "prompts_per_step": 2, "group_size": 4, "max_completion": 12, "lr": 1e-3});
+        let mut train = json!({"policy": "policy", "data": "sums", "algorithm": "grpo", "steps": 2,
+            "prompts_per_step": 2, "group_size": 4, "max_completion": 12, "lr": 1e-3, "rewards": {"accuracy": 1.0, "length": 0.1}});
         for (key, value) in extra.as_object().unwrap() {
             train[key] = value.clone();
         }
@@ -132,11 +132,15 @@ fn a_pipeline_runs_from_nothing_to_a_report_and_then_does_nothing() {
     assert!(text.contains("| after@variant=broken | train@variant=broken failed: "), "the root cause: {text}");
     assert!(text.contains("train.aqn alone (nvfp4-aqn against nvfp4-lora)"), "{text}");
     assert!(text.contains("quantize.format alone") || text.contains("the baseline; quantize.format alone"));
+    assert!(text.contains("- broken: nothing that is known\n") && !text.contains("broken differs"), "{text}");
+    assert!(
+        text.contains("- train.algorithm: grpo\n") && text.contains("nvfp4-aqn differs from bf16-lora in 2 factors")
+    );
     assert!(text.contains("`qerl run line.yaml`"));
     for row in ["bf16-lora", "nvfp4-lora", "nvfp4-aqn"] {
         let section = text.split("## Cost").nth(1).unwrap();
         let line = section.lines().find(|l| l.starts_with(&format!("| {row} "))).unwrap();
-        assert!(line.contains(" MB |") && !line.ends_with("| – |"), "{line}");
+        assert!(line.contains(" kB |") && !line.ends_with("| – |"), "{line}");
     }
     let page = std::fs::read_to_string(report.dir.join("report.html")).unwrap();
     assert!(page.contains("<b>Entropy</b>") && page.contains("<b>Noise (sigma)</b>"));

@@ -134,7 +134,13 @@ fn p_text(p: f64) -> String {
 
 fn bytes(value: u64) -> String {
     let value = value as f64;
-    if value >= 1e9 { format!("{:.2} GB", value / 1e9) } else { format!("{:.2} MB", value / 1e6) }
+    if value >= 1e9 {
+        format!("{:.2} GB", value / 1e9)
+    } else if value >= 1e6 {
+        format!("{:.2} MB", value / 1e6)
+    } else {
+        format!("{:.1} kB", value / 1e3)
+    }
 }
 
 fn seconds(value: f64) -> String {

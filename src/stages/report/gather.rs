@@ -112,8 +112,9 @@ pub(super) fn gather(context: &Context<'_>, config: &Config) -> Result<Data> {
         settings: Vec::new(),
         rows,
     };
+    let last = gathered.stages.last().cloned().unwrap_or_default();
     gathered.settings =
-        (0..gathered.rows.len()).map(|row| joined(gathered.latest(row).iter().map(|e| &e.lineage))).collect();
+        (0..gathered.rows.len()).map(|row| joined(gathered.of(row, &last).iter().map(|e| &e.lineage))).collect();
     datasets(&mut data, &gathered);
     if let Some(over) = &config.over {
         let mut labels: Vec<&String> = gathered.evaluations.iter().filter_map(|e| e.input.point.get(over)).collect();
