@@ -19,13 +19,23 @@ pub struct Series {
     pub points: Vec<Point>,
 }
 
+/// One accuracy with its interval.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Estimate {
+    pub stage: String,
+    /// Of the last stage: drawn filled.
+    pub last: bool,
+    pub value: f64,
+    pub interval: (f64, f64),
+}
+
 /// One row of an accuracy plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Estimates {
     pub label: String,
     pub color: usize,
-    /// From the first stage to the last: name, accuracy, interval.
-    pub values: Vec<(String, f64, (f64, f64))>,
+    /// In the order of the stages.
+    pub values: Vec<Estimate>,
 }
 
 const WIDTH: f64 = 520.0;
@@ -235,7 +245,7 @@ pub fn accuracies(title: &str, rows: &[Estimates]) -> Option<String> {
     if rows.is_empty() {
         return None;
     }
-    let ends = || rows.iter().flat_map(|r| &r.values).flat_map(|(_, v, (low, high))| [*v, *low, *high]);
+    let ends = || rows.iter().flat_map(|r| &r.values).flat_map(|v| [v.value, v.interval.0, v.interval.1]);
     let low = ends().filter(|v| v.is_finite()).fold(1.0, f64::min).max(0.0);
     let high = ends().filter(|v| v.is_finite()).fold(0.0, f64::max).min(1.0);
     let values = ticks(if low < 0.5 * high { 0.0 } else { low }, high, 5);
@@ -260,17 +270,16 @@ pub fn accuracies(title: &str, rows: &[Estimates]) -> Option<String> {
             escape(&row.label)
         );
         let count = row.values.len();
-        for (k, (stage, value, (low, high))) in row.values.iter().enumerate() {
+        for (k, Estimate { stage, last, value, interval: (low, high) }) in row.values.iter().enumerate() {
             if !value.is_finite() {
                 continue;
             }
-            let last = k + 1 == count;
             let y = middle + (k as f64 - (count as f64 - 1.0) / 2.0) * (ROW * 0.56 / count as f64);
             if low.is_finite() && high.is_finite() {
                 let _ = write!(
                     out,
                     r#"<path class="whisker c{class}{}" d="M{:.1},{y:.1}H{:.1}"/>"#,
-                    if last { "" } else { " pale" },
+                    if *last { "" } else { " pale" },
                     x.at(*low),
                     x.at(*high)
                 );
@@ -278,16 +287,16 @@ pub fn accuracies(title: &str, rows: &[Estimates]) -> Option<String> {
             let _ = write!(
                 out,
                 r#"<circle class="{} c{class}" cx="{:.1}" cy="{y:.1}" r="{}"><title>{} {}: {:.1}% ({:.1} to {:.1})</title></circle>"#,
-                if last { "dot" } else { "hollow" },
+                if *last { "dot" } else { "hollow" },
                 x.at(*value),
-                if last { "5" } else { "4" },
+                if *last { "5" } else { "4" },
                 escape(&row.label),
                 escape(stage),
                 value * 100.0,
                 low * 100.0,
                 high * 100.0,
             );
-            if last {
+            if *last {
                 text(&mut out, WIDTH - 6.0, middle + 4.0, "end", &format!("{:.1}", value * 100.0));
             }
         }
@@ -353,7 +362,14 @@ mod tests {
             .map(|i| Estimates {
                 label: format!("a variant with quite a long name {i}"),
                 color: i,
-                values: vec![("before".into(), 0.2, (0.1, 0.3)), ("after".into(), 0.6, (0.5, 0.7))],
+                values: [("before", 0.2), ("after", 0.6)]
+                    .map(|(stage, value)| Estimate {
+                        stage: stage.into(),
+                        last: stage == "after",
+                        value,
+                        interval: (value - 0.1, value + 0.1),
+                    })
+                    .into(),
             })
             .collect();
         let svg = accuracies("t", &rows).unwrap();

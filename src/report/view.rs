@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::svg::{self, COLORS, Estimates, Series};
+use super::svg::{self, COLORS, Estimate, Estimates, Series};
 use super::verdict::verdict;
 use super::{Against, Cell, Comparison, Data, Row, markup, paper};
 use crate::eval::stats;
@@ -352,7 +352,8 @@ fn plots(data: &Data) -> Vec<Value> {
             .map(|(color, row)| {
                 let value = |stage: &String| {
                     let c = cell(row, stage, dataset)?;
-                    Some((stage.clone(), c.accuracy, (c.low, c.high)))
+                    let last = data.stages.last() == Some(stage);
+                    Some(Estimate { stage: stage.clone(), last, value: c.accuracy, interval: (c.low, c.high) })
                 };
                 Estimates { label: row.label.clone(), color, values: data.stages.iter().filter_map(value).collect() }
             })
