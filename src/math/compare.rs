@@ -76,6 +76,14 @@ impl Comparison {
                 let (g, a) = (flat(g), flat(a));
                 self.any_order(&g, &a)
             }
+            (Value::Group('(', g, ')'), Value::List(a)) => match labelled(a) {
+                Some(a) => self.in_order(g, &a),
+                None => false,
+            },
+            (Value::List(g), Value::Group('(', a, ')')) => match labelled(g) {
+                Some(g) => self.in_order(&g, a),
+                None => false,
+            },
             (Value::List(g) | Value::Set(g), _) if g.len() == 1 => self.equal(&g[0], answer),
             (_, Value::List(a) | Value::Set(a)) if a.len() == 1 => self.equal(gold, &a[0]),
             _ => {
@@ -258,6 +266,21 @@ fn less<'a>(l: &'a Expr, r: &'a Expr, op: Op) -> (&'a Expr, &'a Expr, Op) {
 
 fn hundredth(expr: &Expr) -> Expr {
     Expr::Product(vec![expr.clone(), Expr::Inverse(Box::new(Expr::integer(100)))])
+}
+
+/// `x = 1, y = 2` as the items of `(1, 2)`: one letter each, in the order of the alphabet.
+fn labelled(items: &[Value]) -> Option<Vec<Value>> {
+    let mut pairs = Vec::with_capacity(items.len());
+    for item in items {
+        let Value::Relation(sides, ops) = item else { return None };
+        let ([Value::Expr(Expr::Symbol(name)), value], [Op::Equal]) = (sides.as_slice(), ops.as_slice()) else {
+            return None;
+        };
+        pairs.push((name, value));
+    }
+    pairs.sort_by_key(|(name, _)| *name);
+    let distinct = pairs.windows(2).all(|w| w[0].0 != w[1].0);
+    distinct.then(|| pairs.into_iter().map(|(_, value)| value.clone()).collect())
 }
 
 fn flat(items: &[Value]) -> Vec<Value> {
