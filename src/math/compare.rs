@@ -213,7 +213,7 @@ impl Comparison {
 
     fn relations(&mut self, gold: &Value, answer: &Value) -> bool {
         let (Value::Relation(gs, go), Value::Relation(aa, ao)) = (gold, answer) else { return false };
-        if let (Some((gl, g)), Some((al, a))) = (interval(gs, go), interval(aa, ao)) {
+        if let (Some((gl, g)), Some((al, a))) = (region(gs, go), region(aa, ao)) {
             return gl == al && self.equal(&g, &a);
         }
         if let (Some((gl, g)), Some((al, a))) = (self.bare(gold), self.bare(answer)) {
@@ -343,6 +343,10 @@ fn is_label(value: &Value) -> bool {
         Value::Text(_) => true,
         Value::Expr(Expr::Symbol(_)) => true,
         Value::Expr(Expr::Product(list)) => match list.as_slice() {
+            // `f^{-1}(x)`.
+            [Expr::Power(f, _), Expr::Symbol(_)] => {
+                matches!(f.as_ref(), Expr::Symbol(f) if matches!(f.as_str(), "f" | "g" | "h"))
+            }
             [Expr::Symbol(f), Expr::Number(_) | Expr::Sum(_)] => {
                 f.starts_with(|c: char| c.is_ascii_uppercase() || matches!(c, 'f' | 'g' | 'h'))
             }
@@ -352,7 +356,16 @@ fn is_label(value: &Value) -> bool {
             matches!(e, Expr::Call(..)) && e.has_symbol() && !e.any(&|x| matches!(x, Expr::Number(_) | Expr::Sum(_)))
         }
         Value::Group(_, items, _) => items.iter().all(is_label),
+        Value::Matrix(rows) => rows.iter().flatten().all(|cell| matches!(cell, Expr::Symbol(_))),
         _ => false,
+    }
+}
+
+/// [`interval`], and `x \in (0, 1)`.
+fn region(sides: &[Value], ops: &[Op]) -> Option<(Value, Value)> {
+    match (sides, ops) {
+        ([label, set], [Op::In]) if is_label(label) => Some((label.clone(), set.clone())),
+        _ => interval(sides, ops),
     }
 }
 

@@ -270,7 +270,7 @@ fn set(inner: &[Token], nesting: usize) -> Result<Value, Unreadable> {
 }
 
 fn ratio(tokens: &[Token]) -> Result<Option<Value>, Unreadable> {
-    let parts = split(tokens, &|t| matches!(t, Token::Char(':')));
+    let parts = split(tokens, &|t| matches!(t, Token::Char(':')) || word(t, &["to"]));
     if !(2..=6).contains(&parts.len()) {
         return Ok(None);
     }
@@ -353,7 +353,8 @@ fn matrix(tokens: &[Token]) -> Result<Option<Value>, Unreadable> {
             if cells > MAX_ITEMS {
                 return Err(Unreadable);
             }
-            out.push(Expr::Product(vec![scale.clone(), expr::parse(cell)?]));
+            let cell = expr::parse(cell)?;
+            out.push(if before.is_empty() { cell } else { Expr::Product(vec![scale.clone(), cell]) });
         }
         rows.push(out);
     }
