@@ -36,19 +36,21 @@ fn some(text: &str, rule: &'static str) -> Option<Extracted> {
     (!text.is_empty()).then(|| Extracted { text: text.to_owned(), rule })
 }
 
-/// `\\boxed{\\text{The answer is } 42}` holds a sentence, everything else is the answer itself.
+/// `\boxed{\text{The answer is } 42}` holds a sentence, everything else is the answer itself.
 fn in_box(inner: &str) -> Option<Extracted> {
-    const LONGEST: usize = 200;
-    if inner.len() <= LONGEST
-        && let Some(mut found) = answer_is(inner)
-    {
-        found.text = found.text.trim_start_matches(['}', ' ']).to_owned();
-        found.rule = "answer phrase in the last \\boxed";
-        if !found.text.is_empty() {
-            return Some(found);
-        }
+    match sentence(inner) {
+        Some(text) => some(&text, "answer phrase in the last \\boxed"),
+        None => some(inner, "last \\boxed"),
     }
-    some(inner, "last \\boxed")
+}
+
+/// What a short text says to be the answer, if it is a sentence about it; some golds are.
+pub(super) fn sentence(text: &str) -> Option<String> {
+    const LONGEST: usize = 200;
+    let found = (text.len() <= LONGEST).then(|| answer_is(text))??;
+    // The brace is that of `\text{The answer is }`.
+    let text = found.text.trim_start_matches(['}', ' ']);
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 fn inside_tag(inner: &str) -> Option<Extracted> {
@@ -397,7 +399,7 @@ fn environment(text: &str) -> Option<&str> {
     last
 }
 
-/// The expression without dollars that holds the last number, as `is \\frac{1}{2}.` at the end of a sentence: words
+/// The expression without dollars that holds the last number, as `is \frac{1}{2}.` at the end of a sentence: words
 /// between blanks as long as braces are open or an operator joins them.
 fn bare_latex(text: &str) -> Option<&str> {
     const LONGEST: usize = 400;

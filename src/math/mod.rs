@@ -70,7 +70,8 @@ impl Gold {
     pub fn parse(text: &str) -> Self {
         let plain = plain(text);
         let empty = plain.is_empty();
-        let value = (!empty).then(|| value::read(text));
+        let said = extract::sentence(text);
+        let value = (!empty).then(|| value::read(said.as_deref().unwrap_or(text)));
         let empty_text =
             matches!(&value, Some(Value::Text(t)) if t.is_empty()) && plain.chars().all(char::is_whitespace);
         let choice = choice(text).filter(|(_, whole)| *whole).map(|(c, _)| c);
