@@ -66,6 +66,14 @@ fn labelled_answers_agree_and_nothing_wrong_is_accepted() {
     assert!(right * 1000 >= rows.len() * 990);
 }
 
+/// The policy of docs/grading.md in examples of our own, by type of answer.
+#[test]
+fn every_kind_of_answer_is_judged_by_the_policy() {
+    let rows = rows(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/grading/kinds.jsonl"));
+    assert!(rows.len() > 400);
+    assert_eq!(agreement(&rows), (rows.len(), 0, 0));
+}
+
 #[test]
 fn public_bug_reports_are_all_right() {
     let Some(dir) = shared("golden") else { return };

@@ -140,14 +140,49 @@ fn logarithm(exact: &mut Exact, arg: &Fraction) -> Result<Fraction, Trouble> {
             return Ok(sum);
         }
     }
-    let key = arg.key();
-    if key == "+1*#e^1" {
-        return Ok(exact.number(BigRational::one()));
+    if let Some(value) = of_monomial(exact, arg)? {
+        return Ok(value);
     }
+    let key = arg.key();
     if key.len() > 4096 {
         return Err(Trouble::Budget);
     }
     Ok(exact.opaque_atom(format!("ln({key})"), Ratio::one()))
+}
+
+/// ln of a product of powers of primes and of e, such as `2 e^3` or `\sqrt{2}`: a sum of exponents.
+fn of_monomial(exact: &mut Exact, arg: &Fraction) -> Result<Option<Fraction>, Trouble> {
+    let Some((atoms, c)) = arg.monomial().map(|(m, c)| (m.clone(), c.clone())) else { return Ok(None) };
+    let positive = |name: &str| name == "#e" || name.bytes().all(|b| b.is_ascii_digit());
+    if atoms.is_empty() || !c.is_positive() || !atoms.iter().all(|(name, _)| positive(name)) {
+        return Ok(None);
+    }
+    let mut sum = logarithm(exact, &exact.number(c))?;
+    for (name, e) in atoms {
+        let one = if name == "#e" { exact.number(BigRational::one()) } else { exact.symbolic(&format!("#ln{name}")) };
+        let scale = exact.number(BigRational::new((*e.numer()).into(), (*e.denom()).into()));
+        let term = exact.mul(&one, &scale)?;
+        sum = exact.add(&sum, &term)?;
+    }
+    Ok(Some(sum))
+}
+
+/// e^(i pi t) for a rational t whose cosine and sine are known (Euler).
+pub(super) fn turned(exact: &mut Exact, t: &BigRational) -> Result<Option<Fraction>, Trouble> {
+    let steps = t * BigRational::from_integer(12.into());
+    if !steps.is_integer() {
+        return Ok(None);
+    }
+    let Some(step) = (steps.to_integer() % BigInt::from(24) + BigInt::from(24)).to_i64().map(|s| s % 24) else {
+        return Ok(None);
+    };
+    if step % 2 != 0 && step % 3 != 0 {
+        return Ok(None);
+    }
+    let (sine, cosine) = (sine(exact, step)?, sine(exact, (step + 6) % 24)?);
+    let i = exact.symbolic("#i");
+    let turn = exact.mul(&i, &sine)?;
+    exact.add(&cosine, &turn).map(Some)
 }
 
 /// Angles that are multiples of 30 or 45 degrees have exact values.

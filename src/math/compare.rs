@@ -76,6 +76,14 @@ impl Comparison {
                 let (g, a) = (flat(g), flat(a));
                 self.any_order(&g, &a)
             }
+            (Value::Group('(', g, ')'), Value::List(a)) => match labelled(a) {
+                Some(a) => self.in_order(g, &a),
+                None => false,
+            },
+            (Value::List(g), Value::Group('(', a, ')')) => match labelled(g) {
+                Some(g) => self.in_order(&g, a),
+                None => false,
+            },
             (Value::List(g) | Value::Set(g), _) if g.len() == 1 => self.equal(&g[0], answer),
             (_, Value::List(a) | Value::Set(a)) if a.len() == 1 => self.equal(gold, &a[0]),
             _ => {
@@ -205,7 +213,7 @@ impl Comparison {
 
     fn relations(&mut self, gold: &Value, answer: &Value) -> bool {
         let (Value::Relation(gs, go), Value::Relation(aa, ao)) = (gold, answer) else { return false };
-        if let (Some((gl, g)), Some((al, a))) = (interval(gs, go), interval(aa, ao)) {
+        if let (Some((gl, g)), Some((al, a))) = (region(gs, go), region(aa, ao)) {
             return gl == al && self.equal(&g, &a);
         }
         if let (Some((gl, g)), Some((al, a))) = (self.bare(gold), self.bare(answer)) {
@@ -258,6 +266,21 @@ fn less<'a>(l: &'a Expr, r: &'a Expr, op: Op) -> (&'a Expr, &'a Expr, Op) {
 
 fn hundredth(expr: &Expr) -> Expr {
     Expr::Product(vec![expr.clone(), Expr::Inverse(Box::new(Expr::integer(100)))])
+}
+
+/// `x = 1, y = 2` as the items of `(1, 2)`: one letter each, in the order of the alphabet.
+fn labelled(items: &[Value]) -> Option<Vec<Value>> {
+    let mut pairs = Vec::with_capacity(items.len());
+    for item in items {
+        let Value::Relation(sides, ops) = item else { return None };
+        let ([Value::Expr(Expr::Symbol(name)), value], [Op::Equal]) = (sides.as_slice(), ops.as_slice()) else {
+            return None;
+        };
+        pairs.push((name, value));
+    }
+    pairs.sort_by_key(|(name, _)| *name);
+    let distinct = pairs.windows(2).all(|w| w[0].0 != w[1].0);
+    distinct.then(|| pairs.into_iter().map(|(_, value)| value.clone()).collect())
 }
 
 fn flat(items: &[Value]) -> Vec<Value> {
@@ -320,6 +343,10 @@ fn is_label(value: &Value) -> bool {
         Value::Text(_) => true,
         Value::Expr(Expr::Symbol(_)) => true,
         Value::Expr(Expr::Product(list)) => match list.as_slice() {
+            // `f^{-1}(x)`.
+            [Expr::Power(f, _), Expr::Symbol(_)] => {
+                matches!(f.as_ref(), Expr::Symbol(f) if matches!(f.as_str(), "f" | "g" | "h"))
+            }
             [Expr::Symbol(f), Expr::Number(_) | Expr::Sum(_)] => {
                 f.starts_with(|c: char| c.is_ascii_uppercase() || matches!(c, 'f' | 'g' | 'h'))
             }
@@ -329,7 +356,16 @@ fn is_label(value: &Value) -> bool {
             matches!(e, Expr::Call(..)) && e.has_symbol() && !e.any(&|x| matches!(x, Expr::Number(_) | Expr::Sum(_)))
         }
         Value::Group(_, items, _) => items.iter().all(is_label),
+        Value::Matrix(rows) => rows.iter().flatten().all(|cell| matches!(cell, Expr::Symbol(_))),
         _ => false,
+    }
+}
+
+/// [`interval`], and `x \in (0, 1)`.
+fn region(sides: &[Value], ops: &[Op]) -> Option<(Value, Value)> {
+    match (sides, ops) {
+        ([label, set], [Op::In]) if is_label(label) => Some((label.clone(), set.clone())),
+        _ => interval(sides, ops),
     }
 }
 

@@ -8,6 +8,8 @@ use super::lex::{FUNCTIONS, Token, Unreadable};
 
 /// Nesting deeper than this is unreadable.
 const MAX_DEPTH: usize = 48;
+/// Functions of an angle.
+pub(super) const TRIGONOMETRIC: [&str; 6] = ["sin", "cos", "tan", "cot", "sec", "csc"];
 /// Digits of one number literal.
 const MAX_DIGITS: usize = 2_000;
 
@@ -77,10 +79,18 @@ impl Expr {
     }
 }
 
-/// An exact rational from digits with at most one point.
+/// An exact rational from digits with at most one point, and the period in brackets behind: `0.1(6)` is 1/6.
 pub(super) fn rational(text: &str) -> Result<BigRational, Unreadable> {
     if text.len() > MAX_DIGITS {
         return Err(Unreadable);
+    }
+    if let Some((start, period)) = text.strip_suffix(')').and_then(|t| t.split_once('(')) {
+        // 0.1(6) = 0.1 + 6 / 9 / 10.
+        let places = start.split_once('.').map_or(0, |(_, f)| f.len());
+        let ten = |n: usize| u32::try_from(n).map(|n| BigInt::from(10).pow(n)).map_err(|_| Unreadable);
+        let numerator = BigInt::parse_bytes(period.as_bytes(), 10).ok_or(Unreadable)?;
+        let denominator = (ten(period.len())? - BigInt::one()) * ten(places)?;
+        return Ok(rational(start)? + BigRational::new(numerator, denominator));
     }
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = format!("0{whole}{fraction}");
@@ -94,7 +104,7 @@ pub(super) fn rational(text: &str) -> Result<BigRational, Unreadable> {
 
 /// The whole slice as one expression.
 pub(super) fn parse(tokens: &[Token]) -> Result<Expr, Unreadable> {
-    let mut parser = Parser { tokens, at: 0, depth: 0 };
+    let mut parser = Parser { tokens, at: 0, depth: 0, degrees: false };
     let expr = parser.sum()?;
     if parser.at == tokens.len() { Ok(expr) } else { Err(Unreadable) }
 }
@@ -103,6 +113,8 @@ struct Parser<'a> {
     tokens: &'a [Token],
     at: usize,
     depth: usize,
+    /// A degree sign was read since this was last cleared.
+    degrees: bool,
 }
 
 impl<'a> Parser<'a> {
@@ -234,6 +246,7 @@ impl<'a> Parser<'a> {
                 }
             } else if self.eat('^') {
                 if self.eat_command(&["circ", "degree"]) {
+                    self.degrees = true;
                     break;
                 }
                 if self.at + 2 < self.tokens.len()
@@ -242,6 +255,7 @@ impl<'a> Parser<'a> {
                     && self.tokens[self.at + 2] == Token::Char('}')
                 {
                     self.at += 3;
+                    self.degrees = true;
                     break;
                 }
                 let exponent = self.exponent()?;
@@ -432,6 +446,7 @@ impl<'a> Parser<'a> {
             return Err(Unreadable);
         }
         let mut args = Vec::new();
+        let outside = std::mem::take(&mut self.degrees);
         if self.eat('(') {
             args.push(self.sum()?);
             while self.eat(',') {
@@ -460,6 +475,7 @@ impl<'a> Parser<'a> {
             args.push(if factors.len() == 1 { factors.remove(0) } else { Expr::Product(factors) });
         }
         self.depth -= 1;
+        let in_degrees = std::mem::replace(&mut self.degrees, outside);
         let name = match name {
             "asin" => "arcsin",
             "acos" => "arccos",
@@ -469,6 +485,10 @@ impl<'a> Parser<'a> {
             "ctg" => "cot",
             other => other,
         };
+        if in_degrees && TRIGONOMETRIC.contains(&name) {
+            let degree = Expr::Inverse(Box::new(Expr::integer(180)));
+            args = args.into_iter().map(|x| Expr::Product(vec![x, Expr::Pi, degree.clone()])).collect();
+        }
         let mut value = match name {
             "exp" => Expr::Power(Box::new(Expr::E), Box::new(args.remove(0))),
             "sqrt" => Expr::Power(Box::new(args.remove(0)), Box::new(Expr::Inverse(Box::new(Expr::integer(2))))),
@@ -486,7 +506,7 @@ impl<'a> Parser<'a> {
         if let Some(exponent) = exponent {
             let minus_one = Expr::Number(-BigRational::one());
             value = match (&value, name) {
-                (Expr::Call(_, args), "sin" | "cos" | "tan" | "cot" | "sec" | "csc") if exponent == minus_one => {
+                (Expr::Call(_, args), name) if TRIGONOMETRIC.contains(&name) && exponent == minus_one => {
                     Expr::Call(format!("arc{name}"), args.clone())
                 }
                 _ => Expr::Power(Box::new(value), Box::new(exponent)),

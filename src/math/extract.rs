@@ -20,19 +20,37 @@ pub(super) fn extract(completion: &str) -> Option<Extracted> {
         return inside_tag(inner);
     }
     match boxed(text) {
-        Boxed::Found(inner) => return some(inner, "last \\boxed"),
+        Boxed::Found(inner) => return in_box(inner),
         Boxed::Unclosed => return None,
         Boxed::None => {}
     }
     hashes(text)
         .or_else(|| answer_is(text))
         .or_else(|| environment(text).and_then(|t| some(t, "last math environment")))
+        .or_else(|| bare_latex(text).and_then(|t| some(t, "last LaTeX expression")))
         .or_else(|| last_number(text).and_then(|t| some(t, "last number")))
 }
 
 fn some(text: &str, rule: &'static str) -> Option<Extracted> {
     let text = text.trim();
     (!text.is_empty()).then(|| Extracted { text: text.to_owned(), rule })
+}
+
+/// `\boxed{\text{The answer is } 42}` holds a sentence, everything else is the answer itself.
+fn in_box(inner: &str) -> Option<Extracted> {
+    match sentence(inner) {
+        Some(text) => some(&text, "answer phrase in the last \\boxed"),
+        None => some(inner, "last \\boxed"),
+    }
+}
+
+/// What a short text says to be the answer, if it is a sentence about it; some golds are.
+pub(super) fn sentence(text: &str) -> Option<String> {
+    const LONGEST: usize = 200;
+    let found = (text.len() <= LONGEST).then(|| answer_is(text))??;
+    // The brace is that of `\text{The answer is }`.
+    let text = found.text.trim_start_matches(['}', ' ']);
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 fn inside_tag(inner: &str) -> Option<Extracted> {
@@ -379,6 +397,42 @@ fn environment(text: &str) -> Option<&str> {
         i = after;
     }
     last
+}
+
+/// The expression without dollars that holds the last number, as `is \frac{1}{2}.` at the end of a sentence: words
+/// between blanks as long as braces are open or an operator joins them.
+fn bare_latex(text: &str) -> Option<&str> {
+    const LONGEST: usize = 400;
+    let digit = text.bytes().rposition(|b| b.is_ascii_digit())?;
+    let line_start = text[..digit].rfind('\n').map_or(0, |at| at + 1);
+    let line_end = text[digit..].find('\n').map_or(text.len(), |at| digit + at);
+    let blank = |c: char| c.is_whitespace();
+    let behind = |at: usize| at + text[at..].chars().next().map_or(1, char::len_utf8);
+    let word_end = |from: usize| text[from..line_end].find(blank).map_or(line_end, |at| from + at);
+    let word_start = |to: usize| text[line_start..to].rfind(blank).map_or(line_start, |at| behind(line_start + at));
+    let open = |part: &str| part.bytes().map(|b| i32::from(b == b'{') - i32::from(b == b'}')).sum::<i32>();
+    let (mut start, mut end) = (word_start(digit), word_end(digit));
+    while end < line_end && end - start <= LONGEST && open(&text[start..end]) > 0 {
+        end = word_end(behind(end));
+    }
+    while start > line_start && end - start <= LONGEST {
+        let before = line_start + text[line_start..start].trim_end().len();
+        let at = word_start(before);
+        if open(&text[start..end]) < 0 {
+            start = at;
+        } else if matches!(&text[at..before], "+" | "-" | "*" | "/" | "\\cdot" | "\\times" | "\\pm") && at > line_start
+        {
+            start = word_start(line_start + text[line_start..at].trim_end().len());
+        } else {
+            break;
+        }
+    }
+    if end - start > LONGEST {
+        return None;
+    }
+    let found = text[start..end].trim_matches(|c: char| matches!(c, '.' | ',' | ';' | ':' | '!' | '?' | '*' | '`'));
+    let is_latex = found.contains('\\') && open(found) == 0;
+    (is_latex && !matches!(value::read(found), Value::Text(_))).then_some(found)
 }
 
 /// The last number with its sign, separators, fraction and percent sign.

@@ -261,7 +261,49 @@ impl Lexer<'_> {
                 self.at += 1 + digits;
             }
         }
+        if text.contains('.')
+            && let Some(period) = self.period()
+        {
+            text = format!("{text}({period})");
+        }
+        let exponent = self.exponent(&text);
         self.out.push(Token::Number(text));
+        if let Some((sign, digits)) = exponent {
+            self.out.extend([Token::Char('*'), Token::Number("10".to_owned()), Token::Char('^'), Token::Char('{')]);
+            self.out.extend((sign == '-').then_some(Token::Char('-')));
+            self.out.extend([Token::Number(digits), Token::Char('}')]);
+        }
+    }
+
+    /// The digits of `\\overline{3}` and the like behind a decimal point; moves past it.
+    fn period(&mut self) -> Option<String> {
+        let command = ["\\overline", "\\bar", "\\dot"].into_iter().find(|c| self.starts(self.at, c))?;
+        let start = self.at;
+        self.at += command.len();
+        let digits = self.braced().map(|d| d.trim().to_owned());
+        let digits = digits.filter(|d| (1..=64).contains(&d.len()) && d.bytes().all(|b| b.is_ascii_digit()));
+        if digits.is_none() {
+            self.at = start;
+        }
+        digits
+    }
+
+    /// `1.2e-3`: sign and digits of the exponent; moves past it. `2e-3` stays two times e less three: only a mantissa
+    /// with a point or of 1, two digits, or no sign tell that a program wrote it.
+    fn exponent(&mut self, mantissa: &str) -> Option<(char, String)> {
+        let mark = self.peek(0).filter(|c| matches!(c, 'e' | 'E'))?;
+        let sign = self.peek(1).filter(|c| matches!(c, '+' | '-'));
+        let at = self.at + 1 + usize::from(sign.is_some());
+        let count = self.digits(at);
+        let next = self.chars.get(at + count);
+        let glued = next.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '^' | '.' | '/' | '!' | '('));
+        let told = mark == 'E' || sign.is_none() || mantissa.contains('.') || mantissa == "1" || count == 2;
+        if !(1..=3).contains(&count) || glued || !told || mantissa.contains('(') {
+            return None;
+        }
+        let digits = self.chars[at..at + count].iter().collect();
+        self.at = at + count;
+        Some((sign.unwrap_or('+'), digits))
     }
 
     /// Where the next group of exactly three digits starts, if a separator and such a group follow.
@@ -423,6 +465,12 @@ impl Lexer<'_> {
             }
             "dots" | "ldots" | "cdots" => self.out.push(Token::Text("...".to_owned())),
             "circ" => self.out.push(Token::Command(name)),
+            "langle" | "rangle" => {
+                self.at -= 1;
+                let open = name == "langle";
+                self.depth = if open { self.depth + 1 } else { self.depth.saturating_sub(1) };
+                self.push(if open { '(' } else { ')' });
+            }
             "textdollar" | "textdegree" | "degree" | "pounds" | "euro" => self.out.push(match name.as_str() {
                 "textdollar" => Token::Text("$".to_owned()),
                 "pounds" => Token::Text("£".to_owned()),
@@ -463,11 +511,24 @@ impl Lexer<'_> {
             }
             let tokens = lex(trimmed)?;
             self.out.extend(tokens);
+        } else if let Some((number, words)) = quantity(trimmed) {
+            self.out.extend(lex(number)?);
+            self.out.push(Token::Text(words.to_owned()));
         } else if !trimmed.is_empty() {
             self.out.push(Token::Text(trimmed.to_owned()));
         }
         Ok(())
     }
+}
+
+/// `5 cm` and `6:00 PM` inside a text: the number and the words behind it.
+fn quantity(text: &str) -> Option<(&str, &str)> {
+    let (number, words) = text.split_once(char::is_whitespace)?;
+    let plain = number.starts_with(|c: char| c.is_ascii_digit())
+        && number.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | ',' | ':' | '/'));
+    let words = words.trim();
+    let letters = words.starts_with(char::is_alphabetic) && !words.chars().any(|c| c.is_ascii_digit() || c == '\\');
+    (plain && letters).then_some((number, words))
 }
 
 #[cfg(test)]

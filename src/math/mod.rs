@@ -70,7 +70,8 @@ impl Gold {
     pub fn parse(text: &str) -> Self {
         let plain = plain(text);
         let empty = plain.is_empty();
-        let value = (!empty).then(|| value::read(text));
+        let said = extract::sentence(text);
+        let value = (!empty).then(|| value::read(said.as_deref().unwrap_or(text)));
         let empty_text =
             matches!(&value, Some(Value::Text(t)) if t.is_empty()) && plain.chars().all(char::is_whitespace);
         let choice = choice(text).filter(|(_, whole)| *whole).map(|(c, _)| c);
@@ -146,12 +147,25 @@ impl Gold {
     }
 }
 
-/// Text without markup around it and without blanks.
+/// Text without markup around it and without blanks, but for those between digits: `1 3` is not 13.
 fn plain(text: &str) -> String {
     let text = &text[..text.floor_char_boundary(MAX_PLAIN)];
     let unified = clean::unify(text);
     let balanced = clean::balance(&unified);
-    clean::unwrap(&balanced).chars().filter(|c| !c.is_whitespace()).collect()
+    let mut out = String::with_capacity(balanced.len());
+    let mut gap = false;
+    for c in clean::unwrap(&balanced).chars() {
+        if c.is_whitespace() {
+            gap = true;
+            continue;
+        }
+        if gap && c.is_ascii_digit() && out.ends_with(|c: char| c.is_ascii_digit()) {
+            out.push(' ');
+        }
+        gap = false;
+        out.push(c);
+    }
+    out
 }
 
 /// `E`, `(E)`, `\textbf{(E)}`, `E. 42`: the letter, and whether it is all there is.

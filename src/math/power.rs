@@ -28,6 +28,16 @@ impl Exact {
             }
             return self.opaque_power(base, exponent);
         }
+        if let (Some(([(e, one)], c)), Some((turn, t))) =
+            (base.monomial().map(|(m, c)| (m.as_slice(), c)), exponent.monomial())
+            && e == "#e"
+            && one.is_one()
+            && c.is_one()
+            && matches!(turn.as_slice(), [(i, a), (pi, b)] if i == "#i" && pi == "#pi" && a.is_one() && b.is_one())
+            && let Some(value) = super::calls::turned(self, &t.clone())?
+        {
+            return Ok(value);
+        }
         // A sum in the exponent splits into powers: 2^(n+1) = 2 * 2^n.
         if is_one(&exponent.den) {
             let mut product = Fraction::of(one());

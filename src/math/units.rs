@@ -5,7 +5,8 @@ pub(super) fn normalise(text: &str) -> String {
     let lower = text.trim().trim_end_matches('.').to_lowercase();
     let mut square = 0;
     let mut words = Vec::new();
-    for word in lower.split(|c: char| c.is_whitespace() || c == '~' || c == '\\' || c == ',').filter(|w| !w.is_empty())
+    for word in
+        lower.split(|c: char| c.is_whitespace() || matches!(c, '~' | '\\' | ',' | '/')).filter(|w| !w.is_empty())
     {
         match word {
             "square" | "sq" => square = 2,
@@ -42,6 +43,8 @@ fn single(word: &str) -> String {
         "liters" | "liter" | "litre" | "litres" => "l",
         "yards" | "yd" => "yard",
         "miles" | "mi" => "mile",
+        "mph" => "mile hour",
+        "kph" | "kmh" => "km hour",
         "p.m" | "pm" => "pm",
         "a.m" | "am" => "am",
         _ => "",

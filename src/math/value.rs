@@ -270,7 +270,7 @@ fn set(inner: &[Token], nesting: usize) -> Result<Value, Unreadable> {
 }
 
 fn ratio(tokens: &[Token]) -> Result<Option<Value>, Unreadable> {
-    let parts = split(tokens, &|t| matches!(t, Token::Char(':')));
+    let parts = split(tokens, &|t| matches!(t, Token::Char(':')) || word(t, &["to"]));
     if !(2..=6).contains(&parts.len()) {
         return Ok(None);
     }
@@ -321,7 +321,8 @@ fn matrix(tokens: &[Token]) -> Result<Option<Value>, Unreadable> {
         return Ok(None);
     };
     let Token::Command(name) = &tokens[begin] else { return Ok(None) };
-    let known = ["matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix", "smallmatrix", "array"];
+    // A determinant (vmatrix) is no matrix.
+    let known = ["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"];
     if end < begin || !known.iter().any(|k| name == &format!("begin:{k}")) {
         return Ok(None);
     }
@@ -352,7 +353,8 @@ fn matrix(tokens: &[Token]) -> Result<Option<Value>, Unreadable> {
             if cells > MAX_ITEMS {
                 return Err(Unreadable);
             }
-            out.push(Expr::Product(vec![scale.clone(), expr::parse(cell)?]));
+            let cell = expr::parse(cell)?;
+            out.push(if before.is_empty() { cell } else { Expr::Product(vec![scale.clone(), cell]) });
         }
         rows.push(out);
     }
@@ -382,6 +384,8 @@ fn quantity(tokens: &[Token], _nesting: usize) -> Result<Value, Unreadable> {
         kept = tokens.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, t)| t.clone()).collect::<Vec<_>>();
         tokens = &kept;
     }
+    // `\cos 60^\circ`: the degrees are the angle's.
+    let angle = tokens.iter().any(|t| matches!(t, Token::Command(c) if expr::TRIGONOMETRIC.contains(&c.as_str())));
     let mut percent = false;
     let mut words: Vec<String> = Vec::new();
     let mut power = None;
@@ -391,6 +395,7 @@ fn quantity(tokens: &[Token], _nesting: usize) -> Result<Value, Unreadable> {
                 percent = true;
                 tokens = rest;
             }
+            [.., Token::Command(c)] | [.., Token::Command(c), Token::Char('}')] if angle && c == "circ" => break,
             [rest @ .., Token::Char('^'), Token::Command(c)] if c == "circ" || c == "degree" => {
                 words.push("degree".to_owned());
                 tokens = rest;
