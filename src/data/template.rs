@@ -6,6 +6,7 @@ use minijinja::value::{Serde, Value};
 use minijinja::{Environment, UndefinedBehavior};
 
 use super::chat::{add, render, sandbox};
+use super::text::TAGS;
 use super::{DataSpec, Problem};
 use crate::math::{Verdict, grade};
 use crate::{Error, Result};
@@ -61,7 +62,7 @@ impl Form {
         let reasoning = solution.map(|s| s.rsplit_once("####").map_or(s, |(before, _)| before).trim());
         let before = |gap: &str| reasoning.map(|r| format!("{r}{gap}")).unwrap_or_default();
         let done = match self {
-            Self::Tags => ready(&["<think>", "</think>", "<answer>", "</answer>"]),
+            Self::Tags => ready(&TAGS),
             Self::Boxed => ready(&["\\boxed{"]),
             Self::Hashes => ready(&["####"]),
             Self::Phrase => ready(&["Answer:"]),

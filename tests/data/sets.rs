@@ -105,10 +105,10 @@ fn shards_are_one_set_and_snapshots_may_be_links() {
         std::os::unix::fs::symlink(format!("../../../blobs/{blob}"), snapshot.join("data").join(name)).unwrap();
     }
     let problems = load(&snapshot, &spec("bigmath")).unwrap();
-    assert_eq!(
-        problems.iter().map(|p| (p.id.as_str(), p.prompt.as_str())).collect::<Vec<_>>(),
-        [("0", "a"), ("1", "b")]
-    );
+    let got: Vec<_> = problems.iter().map(|p| (p.id.as_str(), p.prompt.as_str())).collect();
+    assert_eq!(got, [("0", "a"), ("1", "b")]);
+    std::fs::remove_file(dir.path().join("blobs/2")).unwrap();
+    assert!(load(&snapshot, &spec("bigmath")).unwrap_err().hint_text().unwrap().contains("fetch it again"));
 }
 
 #[test]

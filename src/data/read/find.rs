@@ -86,7 +86,10 @@ fn walk(dir: &Path, prefix: &str, depth: usize, out: &mut Vec<DataFile>) -> Resu
         let Some(short) = path.file_name().and_then(|n| n.to_str()).filter(|n| !n.starts_with('.')) else { continue };
         let name = if prefix.is_empty() { short.to_owned() } else { format!("{prefix}/{short}") };
         // Snapshots in the Hugging Face cache are links to blobs: follow them, but not links to folders (loops).
-        let Ok(meta) = std::fs::metadata(&path) else { continue };
+        let meta = std::fs::metadata(&path).map_err(|e| {
+            let error = Error::io("read", &path, e);
+            if path.is_symlink() { error.hint("a part of the data set is gone: fetch it again") } else { error }
+        })?;
         if meta.is_dir() && !path.is_symlink() && depth < MAX_DEPTH {
             walk(&path, &name, depth + 1, out)?;
         } else if meta.is_file()
