@@ -183,9 +183,7 @@ mod tests {
 
     #[test]
     fn pass_at_k_is_one_minus_the_chance_of_missing() {
-        for (n, c, k, want) in
-            [(10, 3, 1, 0.3), (10, 3, 5, 1.0 - 21.0 / 252.0), (16, 1, 8, 0.5), (5, 5, 5, 1.0), (4, 0, 2, 0.0)]
-        {
+        for (n, c, k, want) in [(10, 3, 1, 0.3), (10, 3, 5, 1.0 - 21.0 / 252.0), (16, 1, 8, 0.5), (5, 5, 5, 1.0), (4, 0, 2, 0.0)] {
             assert!((pass_at(n, c, k).unwrap() - want).abs() < 1e-12, "{n} {c} {k}");
         }
         assert!(pass_at(4, 1, 5).is_err());
