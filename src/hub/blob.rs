@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 
 use super::digest::{Hasher, read_pieces};
 use super::fetch::Shared;
-use super::http::{Failure, Pace, Wanted, passing};
+use super::http::{Failure, Wanted, passing};
 use super::info::RemoteFile;
+use super::pace::Pace;
 use super::{cache, space};
 use crate::error::Kind;
 use crate::{Error, Result};

@@ -13,8 +13,10 @@ use ureq::http::{Response, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
+use super::address::{Origin, content_range, next_page, origin, resolve};
 use super::config::{HubConfig, Token};
 use super::names::shown;
+use super::pace::Pace;
 use super::refusal;
 use crate::control::Cancel;
 use crate::error::Kind;
@@ -58,10 +60,6 @@ impl From<Error> for Failure {
         Self::Final(error)
     }
 }
-
-/// Scheme, host and port: who gets the token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Origin(String, String, u16);
 
 /// A client for one endpoint.
 pub(super) struct Http {
@@ -344,35 +342,6 @@ impl Http {
     }
 }
 
-/// Notices a connection that lives but brings next to nothing.
-pub(super) struct Pace {
-    window: Duration,
-    since: Instant,
-    bytes: u64,
-}
-
-impl Pace {
-    /// Bytes per second below which a new connection is worth trying.
-    const LEAST: f64 = 256.0;
-
-    pub(super) fn new(stall: Duration) -> Self {
-        Self { window: stall.saturating_mul(3), since: Instant::now(), bytes: 0 }
-    }
-
-    pub(super) fn saw(&mut self, bytes: usize) -> Result<(), Failure> {
-        self.bytes += bytes as u64;
-        let passed = self.since.elapsed();
-        if passed < self.window {
-            return Ok(());
-        }
-        if (self.bytes as f64) < Self::LEAST * passed.as_secs_f64() {
-            return Err(passing("the connection has become too slow"));
-        }
-        (self.since, self.bytes) = (Instant::now(), 0);
-        Ok(())
-    }
-}
-
 pub(super) fn passing(message: &str) -> Failure {
     Failure::Passing(Error::new(Kind::Network, message).hint("try again later, or check HF_ENDPOINT"), None)
 }
@@ -384,54 +353,6 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
     headers.get(name)?.to_str().ok()
-}
-
-fn origin(uri: &Uri) -> Option<Origin> {
-    let scheme = uri.scheme_str()?.to_ascii_lowercase();
-    let standard = match scheme.as_str() {
-        "https" => 443,
-        "http" => 80,
-        _ => return None,
-    };
-    let host = uri.host().filter(|host| !host.is_empty())?.to_ascii_lowercase();
-    Some(Origin(scheme, host, uri.port_u16().unwrap_or(standard)))
-}
-
-/// RFC 3986, section 5, as far as servers use it in `Location` and `Link`.
-fn resolve(base: &str, target: &str) -> Result<String> {
-    let bad =
-        || Error::new(Kind::Network, "the server redirects to something that is no address").hint("check HF_ENDPOINT");
-    if target.contains("://") && !target.starts_with(['/', '?']) {
-        return Ok(target.to_owned());
-    }
-    let (scheme, rest) = base.split_once("://").ok_or_else(bad)?;
-    if target.starts_with("//") {
-        return Ok(format!("{scheme}:{target}"));
-    }
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (authority, path) = rest.split_at(end);
-    let path = path.split(['?', '#']).next().unwrap_or_default();
-    Ok(match target.chars().next() {
-        Some('/') => format!("{scheme}://{authority}{target}"),
-        Some('?') => format!("{scheme}://{authority}{path}{target}"),
-        _ => format!("{scheme}://{authority}{}/{target}", path.rsplit_once('/').map_or("", |(dir, _)| dir)),
-    })
-}
-
-/// `<address>; rel="next"` in a `Link` header.
-fn next_page(header: &str) -> Option<String> {
-    header.split(',').find_map(|link| {
-        let (address, parameters) = link.trim().strip_prefix('<')?.split_once('>')?;
-        let next = parameters.split(';').any(|p| matches!(p.trim(), "rel=\"next\"" | "rel=next"));
-        next.then(|| address.to_owned())
-    })
-}
-
-/// `bytes 5-9/10` -> first byte and size of the whole.
-fn content_range(header: &str) -> Option<(u64, Option<u64>)> {
-    let (range, size) = header.trim().strip_prefix("bytes ")?.split_once('/')?;
-    let (start, _) = range.split_once('-')?;
-    Some((start.trim().parse().ok()?, size.trim().parse().ok()))
 }
 
 /// The roots in a PEM file, in place of those that come with qerl.
@@ -465,42 +386,6 @@ fn untrusted(host: &str, error: ureq::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn locations_resolve_against_the_request() {
-        for (target, want) in [
-            ("https://cdn.x/y?z", "https://cdn.x/y?z"),
-            ("//cdn.x/y", "http://cdn.x/y"),
-            ("/b?c=http://evil", "http://h:1/b?c=http://evil"),
-            ("b", "http://h:1/p/b"),
-            ("?c", "http://h:1/p/q?c"),
-        ] {
-            assert_eq!(resolve("http://h:1/p/q?r=/s", target).unwrap(), want, "{target}");
-        }
-        assert_eq!(resolve("http://h:1", "b").unwrap(), "http://h:1/b");
-    }
-
-    #[test]
-    fn headers_are_read() {
-        assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
-        assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
-        assert_eq!(content_range("items 1-2/3"), None);
-        assert_eq!(
-            next_page(r#"<http://a/p?c=1>; rel="prev", <http://a/p?c=2>; rel="next""#).unwrap(),
-            "http://a/p?c=2"
-        );
-        assert_eq!(next_page(r#"<http://a/p?c=1>; rel="prev""#), None);
-    }
-
-    #[test]
-    fn an_origin_is_scheme_host_and_port() {
-        let of = |text: &str| origin(&text.parse().unwrap());
-        assert_eq!(of("https://Hub.X/a"), of("https://hub.x:443/b"));
-        for other in ["http://hub.x/a", "https://hub.x:444/a", "https://hub.x.evil/a", "https://a.hub.x/a"] {
-            assert_ne!(of("https://hub.x/a"), of(other), "{other}");
-        }
-        assert_eq!(of("ftp://hub.x/a"), None);
-    }
 
     #[test]
     fn an_endpoint_with_a_password_is_refused_and_not_repeated() {

@@ -4,6 +4,7 @@
 //! [`select`] chooses which of them are needed; [`Hub::fetch`] brings those into the Hugging Face cache, which is
 //! shared with other tools. Names, sizes and digests from the hub are checked before anything is written.
 
+mod address;
 mod blob;
 pub mod bundled;
 mod cache;
@@ -13,6 +14,7 @@ mod fetch;
 mod http;
 mod info;
 pub mod names;
+mod pace;
 mod present;
 mod refusal;
 pub mod select;
