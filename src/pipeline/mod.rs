@@ -5,12 +5,14 @@
 mod axes;
 mod check;
 mod diagnostics;
+mod draw;
 mod evaluate;
 mod expand;
 mod links;
 mod load;
 mod paths;
 mod resolve;
+mod schema;
 mod sets;
 mod source;
 mod spec;
@@ -19,6 +21,8 @@ mod tree;
 mod yaml;
 
 pub use diagnostics::{Diagnostic, Diagnostics};
+pub use draw::Drawing;
+pub use schema::schema;
 pub use source::{Source, Sources, Span};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
