@@ -5,6 +5,7 @@
 use serde_json::{Map, Number, Value as Json};
 
 use super::diagnostics::{Diagnostic, Diagnostics};
+use super::source::Span;
 use super::spec::shown;
 use super::tree::{Node, Value};
 
@@ -29,6 +30,8 @@ pub struct Checker<'a> {
     root: &'a Json,
     /// What the paths in messages begin with.
     name: &'a str,
+    /// Where a key is missing from the whole.
+    place: Span,
     diagnostics: &'a mut Diagnostics,
     pub found: Vec<Found>,
     /// Whether everything was as it should be.
@@ -36,8 +39,8 @@ pub struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    pub fn new(root: &'a Json, name: &'a str, diagnostics: &'a mut Diagnostics) -> Self {
-        Self { root, name, diagnostics, found: Vec::new(), good: true }
+    pub fn new(root: &'a Json, name: &'a str, place: Span, diagnostics: &'a mut Diagnostics) -> Self {
+        Self { root, name, place, diagnostics, found: Vec::new(), good: true }
     }
 
     /// The JSON that `node` stands for, as far as it is right. References become their slots, data sets stay names.
@@ -213,7 +216,8 @@ impl<'a> Checker<'a> {
             }
             self.good = false;
             let whole = if path.is_empty() { self.name.to_owned() } else { self.full(path) };
-            let mut diagnostic = with_via(Diagnostic::new(node.span, format!("`{whole}` needs `{key}`")), node);
+            let place = if path.is_empty() { self.place } else { node.span };
+            let mut diagnostic = with_via(Diagnostic::new(place, format!("`{whole}` needs `{key}`")), node);
             if let Some(field) = known.get(key) {
                 diagnostic = diagnostic.label(format!("expected `{key}`: {}", self.describe(field)));
                 let text = field.get("description").or_else(|| self.follow(field).get("description"));

@@ -176,7 +176,7 @@ fn at_point(resolver: &mut Resolver<'_>, stage: &Stage, schema: &Json, resources
         );
     }
     let diagnostics = &mut *resolver.diagnostics;
-    let mut checker = Checker::new(schema, id, diagnostics);
+    let mut checker = Checker::new(schema, id, stage.kind_span, diagnostics);
     let json = checker.check(&node);
     let (mut good, found) = (checker.good, checker.found);
     let (mut stages, mut data) = (Vec::new(), Vec::new());
@@ -218,7 +218,7 @@ fn decode_resources(node: &Node, name: &str, schema: &Json, diagnostics: &mut Di
     if matches!(node.value, Value::Null) {
         return Some(Resources::default());
     }
-    let mut checker = Checker::new(schema, name, diagnostics);
+    let mut checker = Checker::new(schema, name, node.span, diagnostics);
     let json = checker.check(node);
     if !checker.good {
         return None;

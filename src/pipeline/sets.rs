@@ -24,7 +24,7 @@ pub fn download_name(name: &str) -> String {
 /// The `split` stage of a resolved entry and its download, where it has one.
 pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnostics) -> Option<(Made, Option<Made>)> {
     let full = split_name(name);
-    let mut checker = Checker::new(schema, &full, diagnostics);
+    let mut checker = Checker::new(schema, &full, node.span, diagnostics);
     let json = checker.check(node);
     if !checker.good {
         return None;

@@ -39,8 +39,9 @@ pub struct Spec {
     pub vars: Vec<Entry>,
     pub data: Vec<Entry>,
     pub stages: Vec<Stage>,
-    /// None: it is there, but it is not fit to be looked into.
-    by_id: HashMap<String, Option<usize>>,
+    /// Every id that is written, also of stages that are not fit to be looked into.
+    ids: HashMap<String, Span>,
+    by_id: HashMap<String, usize>,
     pub axes: Vec<Axis>,
     /// Index of the axis `variant`.
     pub variant_axis: Option<usize>,
@@ -56,12 +57,12 @@ pub struct Spec {
 
 impl Spec {
     pub fn stage(&self, id: &str) -> Option<&Stage> {
-        self.stages.get((*self.by_id.get(id)?)?)
+        self.stages.get(*self.by_id.get(id)?)
     }
 
     /// Whether a stage of this id is written, however badly.
     pub fn has_stage(&self, id: &str) -> bool {
-        self.by_id.contains_key(id)
+        self.ids.contains_key(id)
     }
 
     /// Data names: the file's entries, then the built-in sets.
@@ -271,13 +272,18 @@ impl Reader<'_> {
                 None
             }
         };
-        let Some((kind, kind_span, own)) = self.run(item, place) else {
-            // Others may refer to it: that it exists is known.
-            if let Some((id, _)) = id {
-                self.spec.by_id.entry(id).or_insert(None);
-            }
+        if let Some((id, span)) = &id
+            && let Some(&first) = self.spec.ids.get(id)
+        {
+            let diagnostic = Diagnostic::new(*span, format!("two stages have the id `{id}`"));
+            self.say(diagnostic.label("the second one").related(first, "the first one"));
+            self.run(item, place);
             return;
-        };
+        }
+        if let Some((id, span)) = &id {
+            self.spec.ids.insert(id.clone(), *span);
+        }
+        let run = self.run(item, place);
         let Some((id, id_span)) = id else { return };
         if self.spec.data.iter().any(|e| e.key == id) || BUILTINS.iter().any(|b| b.name == id) {
             let place = self.spec.data.iter().find(|e| e.key == id).map(|e| e.key_span);
@@ -291,21 +297,14 @@ impl Reader<'_> {
         if id == "vars" || id == "data" || id == "sweep" {
             self.say(Diagnostic::new(id_span, format!("`{id}` cannot be a stage's id")).label("paths use this word"));
         }
-        if let Some(&first) = self.spec.by_id.get(&id) {
-            let mut diagnostic = Diagnostic::new(id_span, format!("two stages have the id `{id}`"));
-            if let Some(first) = first.and_then(|i| self.spec.stages.get(i)) {
-                diagnostic = diagnostic.label("the second one").related(first.id_span, "the first one");
-            }
-            self.say(diagnostic);
-            return;
-        }
+        let Some((kind, kind_span, own)) = run else { return };
         let mut config = defaults.get(&kind).cloned().unwrap_or_else(|| Node::map(Vec::new(), own.span));
         if matches!(own.value, Value::Null) {
             config.span = own.span;
         } else {
             config.merge(own);
         }
-        self.spec.by_id.insert(id.clone(), Some(self.spec.stages.len()));
+        self.spec.by_id.insert(id.clone(), self.spec.stages.len());
         self.spec.stages.push(Stage {
             id,
             id_span,
