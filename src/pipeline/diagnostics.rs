@@ -24,13 +24,7 @@ pub struct Diagnostic {
 
 impl Diagnostic {
     pub fn new(span: Span, message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            span: Some(span),
-            label: String::new(),
-            related: Vec::new(),
-            help: None,
-        }
+        Self { message: message.into(), span: Some(span), label: String::new(), related: Vec::new(), help: None }
     }
 
     pub fn whole(message: impl Into<String>) -> Self {
@@ -104,8 +98,7 @@ const MOST: usize = 50;
 impl Diagnostics {
     /// Adds one, unless the same was said about the same place before.
     pub fn push(&mut self, diagnostic: Diagnostic) {
-        let known =
-            self.list.iter().any(|other| other.span == diagnostic.span && other.message == diagnostic.message);
+        let known = self.list.iter().any(|other| other.span == diagnostic.span && other.message == diagnostic.message);
         if !known && self.list.len() < 1000 {
             self.list.push(diagnostic);
         }
