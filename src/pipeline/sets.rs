@@ -53,7 +53,7 @@ pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnost
         diagnostics.push(Diagnostic::new(span, format!("`{full}.repo`: {why}")).help(REPO_HELP));
     }
     if entry.holdout.as_ref().is_some_and(|h| h.n == 0) {
-        let place = node.get("holdout").map_or(node.span, |n| n.span);
+        let place = node.get("holdout").map_or(node, |h| h.get("n").unwrap_or(h)).span;
         diagnostics
             .push(Diagnostic::new(place, format!("the hold-out of `{full}` is empty")).help("n must be 1 or more"));
     }
