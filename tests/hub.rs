@@ -14,7 +14,7 @@ use qerl::hub::{BlobId, Hub, HubConfig, Manifest, RemoteFile, Snapshot, Token, e
 use qerl::pipeline::{Graph, Instance, Resources};
 use qerl::run::{Deaf, Executor, Options, Summary, dispatch::Builtin};
 use qerl::stages::{Context, download};
-use qerl::store::{Handle, Location, Store};
+use qerl::store::{Finished, Handle, Key, Location, Provenance, Store};
 use qerl::{Error, Result};
 
 /// Bytes without a pattern that a shifted copy would have too.
@@ -575,4 +575,44 @@ fn a_run_pins_downloads_and_mends_what_the_cache_has_lost() {
     // An earlier run as the source.
     let from = run("run:exp:model");
     assert_eq!(from.ran() + from.cached(), 1);
+}
+
+#[test]
+fn an_earlier_adapter_comes_with_its_checkpoints() {
+    let bench = Bench::new();
+    let (hub, store) = (bench.hub(), bench.store());
+    let key = Key {
+        kind: qerl::stages::Kind::Train,
+        version: 1,
+        backend: None,
+        config: serde_json::Value::Null,
+        inputs: BTreeMap::new(),
+        files: BTreeMap::new(),
+    };
+    let model = Location::Local { path: bench.dir.path().join("root/models/o/m") };
+    let adapters = [("last", "steps/2"), ("2", "steps/2"), ("1", "steps/1")];
+    let adapters: BTreeMap<String, String> = adapters.map(|(a, b)| (a.to_owned(), b.to_owned())).into();
+    let handle = Handle::Adapter { model: model.clone(), adapters: adapters.clone() };
+    let lock = store.lock(&key.fingerprint(), "train", &Cancel::new(), |_| {}).unwrap();
+    let draft = store.begin(&key.fingerprint(), &lock).unwrap();
+    for step in ["1", "2"] {
+        let folder = draft.dir().join("steps").join(step);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("adapter_model.safetensors"), step).unwrap();
+    }
+    let finished = Finished {
+        declared: vec!["steps".to_owned()],
+        handle: handle.clone(),
+        summary: serde_json::Value::Null,
+        inputs: BTreeMap::new(),
+        provenance: Provenance::default(),
+    };
+    let artifact = draft.commit(&key, finished).unwrap();
+    store.set_name("exp", "train", &artifact.meta.fingerprint).unwrap();
+    let (_, output, folder) = bench.stage(&hub, serde_json::json!({"repo": "run:exp:train"})).unwrap();
+    assert_eq!(output.handle, handle);
+    assert_eq!(output.declared, ["steps"]);
+    assert_eq!(std::fs::read_to_string(folder.join("steps/2/adapter_model.safetensors")).unwrap(), "2");
+    let data = bench.stage(&hub, serde_json::json!({"repo": "run:exp:train", "dataset": true}));
+    hinted(data.unwrap_err(), Kind::Usage, "no data set");
 }

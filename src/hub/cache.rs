@@ -54,9 +54,10 @@ impl Cache {
     /// # Errors
     /// Names that could leave the cache.
     pub fn checked_snapshot_dir(&self, repo: &str, dataset: bool, commit: &str) -> Result<PathBuf> {
-        names::check_repo(repo)?;
-        if !names::is_commit(commit) {
-            return Err(Error::new(Kind::Integrity, format!("`{}` is not a commit", names::shown(commit)))
+        if names::check_repo(repo).is_err() || !names::is_commit(commit) {
+            let what =
+                format!("`{}` at `{}` is not a commit of a hub's repository", names::shown(repo), names::shown(commit));
+            return Err(Error::new(Kind::Integrity, what)
                 .hint("the artifact or lock file that names it was not written by qerl: remove it"));
         }
         Ok(self.snapshot_dir(repo, dataset, commit))

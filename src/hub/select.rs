@@ -15,8 +15,8 @@ pub struct Want<'a> {
 /// Indices into `paths` of the files to take, in their order.
 ///
 /// Models: configuration, tokenizer and chat templates of the top folder, and the weights as safetensors (all shards)
-/// or, where there are none, the one GGUF file. Data sets: parquet files, else JSON lines or JSON, else CSV; and the
-/// card, which may say what is what.
+/// or, where there are none, the one GGUF file. Data sets: parquet files, else JSON lines or JSON; and the card,
+/// which may say what is what.
 ///
 /// # Errors
 /// When the globs match nothing, or the repository lacks what is needed or offers a choice.
@@ -146,7 +146,7 @@ fn shard(path: &str) -> Option<(&str, u64, u64)> {
 }
 
 /// Endings of data files, best first: only one kind is taken. Those of a row are one kind.
-const DATA_ENDINGS: [&[&str]; 3] = [&[".parquet"], &[".jsonl", ".json", ".ndjson"], &[".csv", ".tsv"]];
+const DATA_ENDINGS: [&[&str]; 2] = [&[".parquet"], &[".jsonl", ".json", ".ndjson"]];
 
 fn is_data(path: &str, endings: &[&str]) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
@@ -157,7 +157,7 @@ fn is_data(path: &str, endings: &[&str]) -> bool {
 
 fn data_set(paths: &[&str], config: Option<&str>) -> Result<Vec<usize>> {
     let Some(endings) = DATA_ENDINGS.iter().find(|ends| paths.iter().any(|p| is_data(p, ends))) else {
-        return Err(Error::missing("the repository holds no parquet, JSON lines or CSV files")
+        return Err(Error::missing("the repository holds no parquet or JSON lines files")
             .hint("choose the revision `refs/convert/parquet`, to which the hub converts data sets"));
     };
     let data: Vec<&str> = paths.iter().copied().filter(|p| is_data(p, endings)).collect();

@@ -52,16 +52,22 @@ pub fn variants(entry: &Entry, variants: &[Entry], diagnostics: &mut Diagnostics
     whole.then(|| Axis { name: VARIANT.to_owned(), span: entry.key_span, labels })
 }
 
-/// An entry under `sweep`: a list of values, or a map of labels to values.
-pub fn sweep(entry: &Entry, diagnostics: &mut Diagnostics) -> Option<Axis> {
+/// An entry under `sweep`: a list of values, or a map of labels to values. A broken one gives an axis too, so that what
+/// uses it is not called wrong.
+pub fn sweep(entry: &Entry, diagnostics: &mut Diagnostics) -> Axis {
+    let mut labels = sweep_labels(entry, diagnostics);
+    if labels.is_empty() {
+        labels.push(Label { text: "?".to_owned(), value: Node::new(Value::Bad, entry.value.span) });
+    }
+    Axis { name: entry.key.clone(), span: entry.key_span, labels }
+}
+
+fn sweep_labels(entry: &Entry, diagnostics: &mut Diagnostics) -> Vec<Label> {
     let mut labels: Vec<Label> = Vec::new();
-    let mut good = true;
     let mut add = |text: String, span: Span, value: &Node, diagnostics: &mut Diagnostics| {
         if !is_label(&text) {
-            good = false;
             diagnostics.push(bad_label(span, &text));
         } else if let Some(first) = labels.iter().find(|l| l.text == text) {
-            good = false;
             diagnostics.push(
                 Diagnostic::new(span, format!("the axis `{}` has `{text}` twice", entry.key))
                     .label("the second one")
@@ -76,14 +82,13 @@ pub fn sweep(entry: &Entry, diagnostics: &mut Diagnostics) -> Option<Axis> {
             for item in items {
                 match item.scalar_text() {
                     Some(text) => add(text, item.span, item, diagnostics),
-                    None if matches!(item.value, Value::Bad) => return None,
+                    None if matches!(item.value, Value::Bad) => {}
                     None => {
                         diagnostics.push(
                             Diagnostic::new(item.span, "a value of an axis needs a label")
                                 .label(format!("expected a number or a word, got {}", item.describe()))
                                 .help(format!("write `{}: {{LABEL: value, ...}}`", entry.key)),
                         );
-                        return None;
                     }
                 }
             }
@@ -93,20 +98,20 @@ pub fn sweep(entry: &Entry, diagnostics: &mut Diagnostics) -> Option<Axis> {
                 add(value.key.clone(), value.key_span, &value.value, diagnostics);
             }
         }
-        Value::Bad => return None,
+        Value::Bad => {}
         _ => {
             diagnostics.push(
                 Diagnostic::new(entry.value.span, format!("the axis `{}` is a list or a map", entry.key))
                     .label(format!("expected [value, ...] or {{LABEL: value, ...}}, got {}", entry.value.describe())),
             );
-            return None;
         }
     }
-    if labels.is_empty() && good {
+    let written = matches!(&entry.value.value, Value::Seq(items) if items.is_empty())
+        || matches!(&entry.value.value, Value::Map(entries) if entries.is_empty());
+    if written {
         diagnostics.push(Diagnostic::new(entry.key_span, format!("the axis `{}` has no values", entry.key)));
-        return None;
     }
-    good.then(|| Axis { name: entry.key.clone(), span: entry.key_span, labels })
+    labels
 }
 
 fn is_label(text: &str) -> bool {

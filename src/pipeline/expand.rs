@@ -320,8 +320,8 @@ impl<'a> Expander<'a> {
     }
 }
 
-/// Removes instances that nobody reads while siblings are read; gives their names.
-pub fn drop_unread(instances: &mut Vec<Instance>) -> Vec<String> {
+/// Removes instances that nobody reads while siblings are read; gives their names by stage.
+pub fn drop_unread(instances: &mut Vec<Instance>) -> BTreeMap<String, Vec<String>> {
     let mut kept = vec![true; instances.len()];
     let mut readers = vec![0usize; instances.len()];
     let dependencies =
@@ -343,7 +343,7 @@ pub fn drop_unread(instances: &mut Vec<Instance>) -> Vec<String> {
             dependencies(instance).into_iter().for_each(|d| readers[d] -= 1);
         }
     }
-    let mut names = Vec::new();
+    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut moved = vec![0; instances.len()];
     let mut next = 0;
     for (i, keep) in kept.iter().enumerate() {
@@ -351,7 +351,7 @@ pub fn drop_unread(instances: &mut Vec<Instance>) -> Vec<String> {
         if *keep {
             next += 1;
         } else {
-            names.push(instances[i].name());
+            names.entry(instances[i].stage.clone()).or_default().push(instances[i].name());
         }
     }
     let mut index = 0;

@@ -89,9 +89,11 @@ fn expanded(file: &Path, options: &Options, diagnostics: &mut Diagnostics) -> Op
     let expander = expand::Expander::new(&spec, &units, &order, &points, &wanted, diagnostics);
     let mut instances = expander.run(&order);
     let dropped = expand::drop_unread(&mut instances);
-    if !dropped.is_empty() {
-        let names = dropped.join(", ");
-        notes.push(format!("left out, as nothing reads them while others of their stage are read: {names}"));
+    for (stage, names) in &dropped {
+        let (shown, more) = names.split_at(names.len().min(3));
+        let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+        let names = shown.join(", ");
+        notes.push(format!("left out, as nothing reads them while others of `{stage}` are read: {names}{more}"));
     }
     let axes = spec.axes.iter().map(|a| (a.name.clone(), a.labels.iter().map(|l| l.text.clone()).collect())).collect();
     let graph = Graph { name: spec.name.clone(), file: file.to_path_buf(), instances, axes, notes };
@@ -124,6 +126,20 @@ fn unused(
         } else {
             diagnostic.help(format!("use it as \"${{sweep.{name}}}\", or remove it"))
         });
+    }
+    for overlay in spec.sets.iter().filter(|o| o.path[0].text == "data" && !used_data.contains(&o.path[1].text)) {
+        notes.push(format!(
+            "{}: nothing uses the data set `{}`",
+            diagnostics.sources.place(overlay.span()),
+            overlay.path[1].text
+        ));
+    }
+    for overlay in spec.sets.iter().filter(|o| o.path[0].text == "vars" && !used_vars.contains(&o.path[1].text)) {
+        notes.push(format!(
+            "{}: nothing uses the variable `{}`",
+            diagnostics.sources.place(overlay.span()),
+            overlay.path[1].text
+        ));
     }
     if spec.is_changed() {
         return;

@@ -180,11 +180,13 @@ impl<'a> Resolver<'a> {
 
     fn charge(&mut self, values: usize, span: Span) -> bool {
         if self.left < values {
+            if self.left > 0 {
+                self.diagnostics.push(
+                    Diagnostic::new(span, format!("more than {MAX_VALUES} values in one stage"))
+                        .help("variables that use each other several times multiply"),
+                );
+            }
             self.left = 0;
-            self.diagnostics.push(
-                Diagnostic::new(span, format!("more than {MAX_VALUES} values in one stage"))
-                    .help("variables that use each other several times multiply"),
-            );
             return false;
         }
         self.left -= values;

@@ -53,7 +53,7 @@ pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnost
         diagnostics.push(Diagnostic::new(span, format!("`{full}.repo`: {why}")).help(REPO_HELP));
     }
     if entry.holdout.as_ref().is_some_and(|h| h.n == 0) {
-        let place = node.get("holdout").map_or(node.span, |n| n.span);
+        let place = node.get("holdout").map_or(node, |h| h.get("n").unwrap_or(h)).span;
         diagnostics
             .push(Diagnostic::new(place, format!("the hold-out of `{full}` is empty")).help("n must be 1 or more"));
     }
@@ -65,6 +65,7 @@ pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnost
     let parts = Parts { holdout: apart || entry.holdout.is_some(), eval: if apart { "holdout" } else { "all" } };
     let DataEntry { revision, holdout, config, split, columns, template, system, max_prompt_tokens, n, seed, .. } =
         entry;
+    let hub_config = config.clone().or_else(|| builtin.and_then(|b| b.config.map(str::to_owned)));
     let builtin = builtin.map(|b| b.name.to_owned());
     let spec = DataSpec { builtin, config, split, columns, template, system, max_prompt_tokens, n, seed };
     let source = repo.as_ref().map(|_| StageRef("source".to_owned()));
@@ -84,7 +85,10 @@ pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnost
     let split = made(serde_json::to_value(split::Config { source, spec, holdout }), links);
     let download = repo.map(|repo| {
         let revision = revision.unwrap_or_else(|| "main".to_owned());
-        let config = download::Config { repo, revision, dataset: true, files: Vec::new(), pins: Default::default() };
+        // Only the hub's repositories hold several; elsewhere the reader chooses.
+        let config = hub_config.filter(|_| matches!(download::Source::parse(&repo), download::Source::Hub(_)));
+        let (files, pins) = (Vec::new(), Default::default());
+        let config = download::Config { repo, revision, dataset: true, config, files, pins, asked: None };
         made(serde_json::to_value(config), Vec::new())
     });
     Some((split, download))

@@ -425,7 +425,8 @@ impl Reader<'_> {
                     Diagnostic::new(entry.key_span, "the axis `variant` is made by `variants`")
                         .help("give this axis another name"),
                 );
-            } else if good && let Some(axis) = axes::sweep(entry, self.diagnostics) {
+            } else if good {
+                let axis = axes::sweep(entry, self.diagnostics);
                 self.spec.axes.push(axis);
             }
         }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use granit_parser::{Event, Parser, ScalarStyle, Span as Place};
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, Span as Place};
 
 use super::diagnostics::{Diagnostic, Diagnostics};
 use super::source::Span;
@@ -45,7 +45,11 @@ pub fn parse(text: &str, file: usize, offset: usize, diagnostics: &mut Diagnosti
                 let at = error.marker().byte_offset().unwrap_or(0).min(text.len());
                 let end = text[at..].chars().next().map_or(at, |c| at + c.len_utf8());
                 let span = Span { file, start: offset + at, end: offset + end };
-                let diagnostic = Diagnostic::new(span, format!("this is not valid YAML: {}", error.info()));
+                let message = match error.kind() {
+                    ErrorKind::RecursionLimitExceeded => format!("nested more than {MAX_DEPTH} deep"),
+                    _ => format!("this is not valid YAML: {}", error.info()),
+                };
+                let diagnostic = Diagnostic::new(span, message);
                 builder.diagnostics.push(match unquoted(text, at) {
                     true => diagnostic.help("quote `${...}` inside `{...}` and `[...]`: \"${vars.name}\""),
                     false => diagnostic,
