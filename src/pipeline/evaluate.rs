@@ -255,7 +255,7 @@ impl Trouble {
     fn at(self, config: &Node, stage: &Stage) -> Diagnostic {
         let mut node = Some(config);
         for part in self.key.split('.') {
-            node = node.and_then(|n| n.get(part));
+            node = node.and_then(|n| n.part(part));
         }
         let place = node.map_or(stage.kind_span, |node| node.span);
         let mut diagnostic = Diagnostic::new(place, format!("`{}`: {}", stage.id, self.message));

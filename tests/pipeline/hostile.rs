@@ -20,12 +20,12 @@ fn quickly(text: &str) -> String {
 fn bombs_are_refused_quickly() {
     let mut aliases = "a: &a [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for (name, last) in ('b'..='n').zip('a'..='m') {
-        aliases += &format!("{name}: &{name} [{}]\n", [format!("*{last}")].repeat(10).join(", "));
+        aliases += &format!("{name}: &{name} [{}]\n", vec![format!("*{last}"); 10].join(", "));
     }
     assert!(quickly(&aliases).contains("more than 20000 values"));
     let mut vars = "name: x\nvars:\n  v0: [1, 2, 3, 4, 5, 6, 7, 8, 9]\n".to_owned();
     for i in 1..15 {
-        vars += &format!("  v{i}: [{}]\n", [format!("\"${{vars.v{}}}\"", i - 1)].repeat(9).join(", "));
+        vars += &format!("  v{i}: [{}]\n", vec![format!("\"${{vars.v{}}}\"", i - 1); 9].join(", "));
     }
     vars += "stages:\n  - {id: m, run: {download: {repo: bundled, files: \"${vars.v14}\"}}}\n";
     assert!(quickly(&vars).contains("more than 100000 values"));
