@@ -5,8 +5,8 @@
 use serde_json::{Map, Number, Value as Json};
 
 use super::diagnostics::{Diagnostic, Diagnostics};
+use super::names::shown;
 use super::source::Span;
-use super::spec::shown;
 use super::tree::{Node, Value};
 
 /// A reference found on the way: a field whose schema says `x-qerl`.

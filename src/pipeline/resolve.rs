@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::diagnostics::{Diagnostic, Diagnostics, suggest};
+use super::names::shown;
 use super::paths::{Overlay, Segment};
 use super::source::Span;
-use super::spec::{Spec, shown};
+use super::spec::Spec;
 use super::template::{Piece, split};
 use super::tree::{Entry, Node, Value};
 

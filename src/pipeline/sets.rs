@@ -122,7 +122,7 @@ pub fn check_repo(repo: &str) -> Result<(), String> {
     if repo.split('/').count() <= 2 && repo.split('/').all(part) {
         return Ok(());
     }
-    Err(format!("`{}` is not the name of a hub repository", super::spec::shown(repo)))
+    Err(format!("`{}` is not the name of a hub repository", super::names::shown(repo)))
 }
 
 /// The built-in set that an entry refines.
@@ -132,7 +132,7 @@ fn builtin(name: &str, entry: &DataEntry, node: &Node, diagnostics: &mut Diagnos
     if found.is_none() && entry.builtin.is_some() {
         let span = node.get("builtin").map_or(node.span, |n| n.span);
         let diagnostic =
-            Diagnostic::new(span, format!("there is no built-in data set `{}`", super::spec::shown(wanted)));
+            Diagnostic::new(span, format!("there is no built-in data set `{}`", super::names::shown(wanted)));
         diagnostics.push(diagnostic.nearest(wanted, BUILTINS.iter().map(|b| b.name)));
     }
     found
