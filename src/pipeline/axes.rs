@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::diagnostics::{Diagnostic, Diagnostics, suggest};
+use super::names::shown;
 use super::source::Span;
-use super::spec::{VARIANT, shown};
+use super::spec::VARIANT;
 use super::tree::{Entry, Node, Value};
 
 /// More combinations must be sampled.

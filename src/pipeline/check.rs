@@ -5,8 +5,8 @@
 use serde_json::{Map, Number, Value as Json};
 
 use super::diagnostics::{Diagnostic, Diagnostics};
+use super::names::shown;
 use super::source::Span;
-use super::spec::shown;
 use super::tree::{Node, Value};
 
 /// A reference found on the way: a field whose schema says `x-qerl`.
@@ -105,7 +105,7 @@ impl<'a> Checker<'a> {
     fn branches(&mut self, node: &Node, schema: &'a Json, branches: &'a [Json], path: &str) -> Json {
         let branches: Vec<&Json> = branches.iter().map(|b| self.follow(b)).collect();
         let is_null = |b: &&Json| types(b) == ["null"];
-        if matches!(node.value, Value::Null) && branches.iter().any(|b| is_null(b)) {
+        if matches!(node.value, Value::Null) && branches.iter().any(is_null) {
             return Json::Null;
         }
         let branches: Vec<&Json> = branches.into_iter().filter(|b| !is_null(b)).collect();
@@ -188,6 +188,8 @@ impl<'a> Checker<'a> {
         let known = properties.unwrap_or(&empty);
         let more = schema.get("additionalProperties").unwrap_or(&Json::Bool(true));
         let mut object = Map::new();
+        // Keys that an unknown one was probably meant to be: they are not missing too.
+        let mut meant = Vec::new();
         for entry in node.entries().unwrap_or_default() {
             let inner = join(path, &entry.key);
             let field = properties.and_then(|p| p.get(&entry.key));
@@ -204,6 +206,7 @@ impl<'a> Checker<'a> {
                     let message = format!("{at} has no key `{}`", shown(&entry.key));
                     let diagnostic = Diagnostic::new(entry.key_span, message);
                     let keys = known.keys().map(String::as_str);
+                    meant.extend(super::diagnostics::nearest(&shown(&entry.key), keys.clone()));
                     self.diagnostics.push(diagnostic.label("unknown key").nearest(&entry.key, keys));
                     continue;
                 }
@@ -211,7 +214,7 @@ impl<'a> Checker<'a> {
             object.insert(entry.key.clone(), value);
         }
         for key in schema.get("required").and_then(Json::as_array).into_iter().flatten().filter_map(Json::as_str) {
-            if object.contains_key(key) || node.get(key).is_some() {
+            if object.contains_key(key) || node.get(key).is_some() || meant.contains(&key) {
                 continue;
             }
             self.good = false;
@@ -220,8 +223,7 @@ impl<'a> Checker<'a> {
             let mut diagnostic = with_via(Diagnostic::new(place, format!("`{whole}` needs `{key}`")), node);
             if let Some(field) = known.get(key) {
                 diagnostic = diagnostic.label(format!("expected `{key}`: {}", self.describe(field)));
-                let text = field.get("description").or_else(|| self.follow(field).get("description"));
-                if let Some(text) = text.and_then(Json::as_str) {
+                if let Some(text) = field.get("description").and_then(Json::as_str) {
                     diagnostic = diagnostic.help(format!("{key}: {}", text.replace('\n', " ")));
                 }
             }

@@ -228,3 +228,38 @@ impl From<Diagnostics> for Error {
         Error::usage(format!("the pipeline is not valid ({what})\n{}", diagnostics.render(false)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_names_are_suggested_and_far_ones_listed() {
+        assert_eq!(suggest("modle", ["model", "base"]).as_deref(), Some("did you mean `model`?"));
+        assert_eq!(suggest("Format", ["format"]).as_deref(), Some("did you mean `format`?"));
+        assert_eq!(suggest("4", ["1", "2"]).as_deref(), Some("known here: 1, 2"));
+        assert_eq!(suggest("x", []), None);
+        let many: Vec<String> = (0..30).map(|i| format!("name-{i}")).collect();
+        assert!(suggest("zzz", many.iter().map(String::as_str)).is_some_and(|s| s.ends_with("and 6 more")));
+        assert!(suggest(&"y".repeat(1 << 20), ["abc"]).is_some(), "a hostile name costs no quadratic time");
+    }
+
+    #[test]
+    fn a_caret_stays_within_its_line_and_the_same_is_said_once() {
+        let mut diagnostics = Diagnostics::default();
+        let file = diagnostics.sources.add("p.yaml", "a:\n  é: [1,\n  2]\n");
+        let span = Span { file, start: 9, end: 17 };
+        diagnostics.push(Diagnostic::new(span, "this is wrong").label("expected that"));
+        diagnostics.push(Diagnostic::new(span, "this is wrong"));
+        assert_eq!(diagnostics.len(), 1);
+        assert_eq!(
+            diagnostics.render(false),
+            "error: this is wrong\n --> p.yaml:2:6\n  |\n2 |   é: [1,\n  |      ^^^ expected that"
+        );
+        assert_eq!(diagnostics.to_json()[0]["column"], 6);
+        // Offsets inside characters and behind the end must not panic.
+        diagnostics.push(Diagnostic::new(Span { file, start: 6, end: 999 }, "odd"));
+        diagnostics.push(Diagnostic::new(Span { file: 7, start: 1, end: 2 }, "of no file"));
+        assert!(diagnostics.render(true).contains("odd"));
+    }
+}

@@ -2,10 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use petgraph::algo::tarjan_scc;
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::{DfsPostOrder, EdgeRef};
+
 use super::axes::Point;
 use super::diagnostics::{Diagnostic, Diagnostics};
 use super::evaluate::{Made, Unit};
 use super::links::StageLink;
+use super::source::Span;
 use super::spec::Spec;
 use super::{Edge, Instance};
 use crate::stages::Kind;
@@ -13,81 +18,69 @@ use crate::stages::Kind;
 /// A projection of a point: labels of the axes that matter.
 type Projection = Vec<Option<usize>>;
 
-/// Units in an order in which inputs come first; None where they wait for each other (said).
+/// Units in an order in which inputs come first, otherwise that of the file; None where they wait for each other (said).
 pub fn order(units: &[Unit], diagnostics: &mut Diagnostics) -> Option<Vec<usize>> {
     let by_name: HashMap<&str, usize> = units.iter().enumerate().map(|(i, u)| (u.name.as_str(), i)).collect();
-    let targets: Vec<Vec<(usize, super::source::Span)>> = units
-        .iter()
-        .map(|unit| {
-            let mut all: Vec<(usize, super::source::Span)> = Vec::new();
-            for made in unit.made() {
-                let stages = made.stages.iter().map(|l| (l.target.clone(), l.span));
-                let data = made.data.iter().map(|l| (data_unit(&by_name, &l.name), l.span));
-                let needs = made.needs.iter().cloned();
-                for (name, span) in stages.chain(data).chain(needs) {
-                    if let Some(&index) = by_name.get(name.as_str())
-                        && all.iter().all(|(known, _)| *known != index)
-                    {
-                        all.push((index, span));
-                    }
+    let mut graph: DiGraph<usize, Span> = DiGraph::new();
+    let nodes: Vec<NodeIndex> = (0..units.len()).map(|i| graph.add_node(i)).collect();
+    for (index, unit) in units.iter().enumerate() {
+        for made in unit.made() {
+            let stages = made.stages.iter().map(|l| (l.target.clone(), l.span));
+            let data = made.data.iter().map(|l| (data_unit(&by_name, &l.name), l.span));
+            for (name, span) in stages.chain(data).chain(made.needs.iter().cloned()) {
+                if let Some(&target) = by_name.get(name.as_str())
+                    && graph.find_edge(nodes[index], nodes[target]).is_none()
+                {
+                    graph.add_edge(nodes[index], nodes[target], span);
                 }
             }
-            all
-        })
-        .collect();
-    let mut visit =
-        Visit { units, targets: &targets, state: vec![0; units.len()], path: Vec::new(), order: Vec::new() };
-    // A download's unit comes with its split.
-    for index in (0..units.len()).filter(|i| !units[*i].implicit) {
-        if let Err(diagnostic) = visit.unit(index) {
-            diagnostics.push(*diagnostic);
-            return None;
         }
     }
-    Some(visit.order)
+    let before = diagnostics.len();
+    for component in tarjan_scc(&graph) {
+        if let Some(diagnostic) = cycle(&graph, component, units) {
+            diagnostics.push(diagnostic);
+        }
+    }
+    if diagnostics.len() > before {
+        return None;
+    }
+    let mut order = Vec::with_capacity(units.len());
+    let mut walk = DfsPostOrder::empty(&graph);
+    // Data sets come when their first reader does.
+    for index in (0..units.len()).filter(|i| !units[*i].implicit) {
+        walk.move_to(nodes[index]);
+        while let Some(node) = walk.next(&graph) {
+            order.push(graph[node]);
+        }
+    }
+    Some(order)
+}
+
+/// The way round in a strongly connected component; None where it is one stage that does not read itself.
+fn cycle(graph: &DiGraph<usize, Span>, component: Vec<NodeIndex>, units: &[Unit]) -> Option<Diagnostic> {
+    let inside: HashSet<NodeIndex> = component.into_iter().collect();
+    let mut path: Vec<NodeIndex> = vec![*inside.iter().min()?];
+    loop {
+        let last = *path.last()?;
+        // Every stage of a component of several reads another one of it.
+        let edge = graph.edges(last).filter(|e| inside.contains(&e.target())).min_by_key(|e| e.target())?;
+        let Some(start) = path.iter().position(|node| *node == edge.target()) else {
+            path.push(edge.target());
+            continue;
+        };
+        let mut names: Vec<&str> = path[start..].iter().map(|node| units[graph[*node]].name.as_str()).collect();
+        names.push(&units[graph[edge.target()]].name);
+        let text = if names.len() == 2 { "a stage waits for itself" } else { "stages wait for each other" };
+        let diagnostic = Diagnostic::new(*edge.weight(), text).label(names.join(" -> "));
+        return Some(diagnostic.help("remove one of these references"));
+    }
 }
 
 /// The unit that a data name stands for: a set's split, or a `split` stage of the file.
 fn data_unit(by_name: &HashMap<&str, usize>, name: &str) -> String {
     let implicit = super::sets::split_name(name);
     if by_name.contains_key(implicit.as_str()) { implicit } else { name.to_owned() }
-}
-
-struct Visit<'a> {
-    units: &'a [Unit],
-    targets: &'a [Vec<(usize, super::source::Span)>],
-    /// 0 new, 1 on the path, 2 done.
-    state: Vec<u8>,
-    path: Vec<usize>,
-    order: Vec<usize>,
-}
-
-impl Visit<'_> {
-    /// At most as deep as there are stages, which are bounded.
-    fn unit(&mut self, index: usize) -> Result<(), Box<Diagnostic>> {
-        self.state[index] = 1;
-        self.path.push(index);
-        for &(target, span) in &self.targets[index] {
-            match self.state[target] {
-                0 => self.unit(target)?,
-                1 => {
-                    let start = self.path.iter().position(|i| *i == target).unwrap_or(0);
-                    let mut names: Vec<&str> =
-                        self.path[start..].iter().map(|i| self.units[*i].name.as_str()).collect();
-                    names.push(&self.units[target].name);
-                    let text = if names.len() == 2 { "a stage waits for itself" } else { "stages wait for each other" };
-                    return Err(Box::new(
-                        Diagnostic::new(span, text).label(names.join(" -> ")).help("remove one of these references"),
-                    ));
-                }
-                _ => {}
-            }
-        }
-        self.path.pop();
-        self.state[index] = 2;
-        self.order.push(index);
-        Ok(())
-    }
 }
 
 /// Builds instances out of evaluated units.
@@ -238,8 +231,25 @@ impl<'a> Expander<'a> {
             );
             return None;
         }
+        if let Ok(step) = link.checkpoint.parse::<u64>() {
+            self.check_step(target, &wanted, step, link);
+        }
         let from = self.instance(target, &wanted)?;
         Some(Edge { slot: link.slot.clone(), from, checkpoint: link.checkpoint.clone(), part: None })
+    }
+
+    /// A training keeps checkpoints under their step only where `keep_every` says so.
+    fn check_step(&mut self, target: usize, projection: &Projection, step: u64, link: &StageLink) {
+        let Some(config) = self.units[target].at(projection).map(|made| &made.config) else { return };
+        let number = |key: &str| config.get(key).and_then(serde_json::Value::as_u64);
+        let last = number("stop_at").or(number("steps")).unwrap_or(u64::MAX);
+        let name = &link.target;
+        let diagnostic = Diagnostic::new(link.span, format!("`{name}` keeps no checkpoint of step {step}"));
+        if number("keep_every").unwrap_or(0) == 0 {
+            self.diagnostics.push(diagnostic.help(format!("set `{name}.keep_every`, or choose last or best")));
+        } else if step > last || step == 0 {
+            self.diagnostics.push(diagnostic.label(format!("it has steps 1 to {last}")));
+        }
     }
 
     fn describe(&self, unit: usize, projection: &Projection) -> String {

@@ -2,8 +2,9 @@
 
 use super::axes;
 use super::diagnostics::{Diagnostic, Diagnostics};
+use super::names::shown;
 use super::source::Span;
-use super::spec::{Spec, shown};
+use super::spec::Spec;
 use super::tree::{Node, Value};
 use crate::stages::Kind;
 
@@ -102,13 +103,17 @@ pub fn stage(spec: &Spec, kind: Kind, slot: &str, node: &Node, diagnostics: &mut
         );
         return None;
     }
-    let choosable = matches!(found, Kind::Train | Kind::Sft | Kind::Lora);
-    if link.checkpoint != "last" && !choosable {
-        diagnostics.push(
-            Diagnostic::new(target.span, format!("`{}` has no checkpoints", link.target))
-                .label(format!("a `{}` stage gives one thing only", found.name()))
-                .help("leave `checkpoint` out"),
-        );
+    let offered: &[&str] = match found {
+        Kind::Lora => &["last", "init"],
+        Kind::Train | Kind::Sft => &["last", "best"],
+        _ => &["last"],
+    };
+    let step = found == Kind::Train && link.checkpoint.parse::<u64>().is_ok();
+    if !step && !offered.contains(&link.checkpoint.as_str()) {
+        let named = format!("`{}` has no checkpoint `{}`", link.target, link.checkpoint);
+        let steps = if found == Kind::Train { " or a kept step" } else { "" };
+        let text = format!("a `{}` stage has {}{steps}", found.name(), offered.join(", "));
+        diagnostics.push(Diagnostic::new(target.span, named).label(text));
         return None;
     }
     Some(link)

@@ -10,6 +10,7 @@ mod evaluate;
 mod expand;
 mod links;
 mod load;
+mod names;
 mod paths;
 mod resolve;
 mod schema;

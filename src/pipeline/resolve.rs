@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::diagnostics::{Diagnostic, Diagnostics, suggest};
+use super::names::shown;
 use super::paths::{Overlay, Segment};
 use super::source::Span;
-use super::spec::{Spec, shown};
+use super::spec::Spec;
 use super::template::{Piece, split};
 use super::tree::{Entry, Node, Value};
 
@@ -25,6 +26,7 @@ pub struct Resolver<'a> {
     /// Variables and axes that are being resolved.
     open: Vec<String>,
     left: usize,
+    exhausted: bool,
 }
 
 impl<'a> Resolver<'a> {
@@ -35,7 +37,7 @@ impl<'a> Resolver<'a> {
         diagnostics: &'a mut Diagnostics,
     ) -> Self {
         let touched = vec![false; spec.axes.len()];
-        Self { spec, point, touched, used_vars, diagnostics, open: Vec::new(), left: MAX_VALUES }
+        Self { spec, point, touched, used_vars, diagnostics, open: Vec::new(), left: MAX_VALUES, exhausted: false }
     }
 
     /// `base` with what profile, variant and `--set` say about `prefix`; paths that begin with one of `others` are
@@ -179,14 +181,14 @@ impl<'a> Resolver<'a> {
     }
 
     fn charge(&mut self, values: usize, span: Span) -> bool {
-        if self.left < values {
-            if self.left > 0 {
+        if self.exhausted || self.left < values {
+            if !self.exhausted {
                 self.diagnostics.push(
                     Diagnostic::new(span, format!("more than {MAX_VALUES} values in one stage"))
                         .help("variables that use each other several times multiply"),
                 );
             }
-            self.left = 0;
+            self.exhausted = true;
             return false;
         }
         self.left -= values;

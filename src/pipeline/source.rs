@@ -42,7 +42,11 @@ impl Sources {
     /// 1-based line and column (in characters) of a byte offset.
     pub fn line_column(&self, span: Span) -> (usize, usize) {
         let Some(source) = self.get(span.file) else { return (1, 1) };
-        let before = source.text.get(..span.start).unwrap_or(&source.text);
+        let mut end = span.start.min(source.text.len());
+        while !source.text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let before = &source.text[..end];
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
         (line, column)

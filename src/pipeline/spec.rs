@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::Options;
 use super::axes::{self, Axis, Selection};
 use super::diagnostics::{Diagnostic, Diagnostics, suggest};
+use super::names::{is_id, kind, kinds, shown};
 use super::paths::{self, Overlay};
 use super::source::Span;
 use super::tree::{Entry, Node, Value};
@@ -82,11 +83,6 @@ impl Spec {
     pub fn is_changed(&self) -> bool {
         self.profile_name.is_some() || !self.sets.is_empty()
     }
-}
-
-/// Whether `text` may be the id of a stage, the name of a data set, a variable or an axis.
-pub fn is_id(text: &str) -> bool {
-    !text.is_empty() && text.len() <= 100 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
 /// Takes `root` apart; what is wrong goes into `diagnostics`.
@@ -487,20 +483,4 @@ impl Reader<'_> {
             }
         }
     }
-}
-
-/// The stage kind of this name.
-pub fn kind(name: &str) -> Option<Kind> {
-    Kind::ALL.into_iter().find(|kind| kind.name() == name)
-}
-
-/// The names of the stage kinds.
-pub fn kinds() -> impl Iterator<Item = &'static str> {
-    Kind::ALL.into_iter().map(Kind::name)
-}
-
-/// At most 60 characters of a name that a user wrote.
-pub fn shown(text: &str) -> String {
-    let short: String = text.chars().take(60).collect();
-    if short.len() < text.len() { format!("{short}...") } else { short }
 }

@@ -55,6 +55,14 @@ impl Node {
         Some(&self.entry(key)?.value)
     }
 
+    /// The value of a key, or an item of a list by its number.
+    pub fn part(&self, part: &str) -> Option<&Node> {
+        match &self.value {
+            Value::Seq(items) => items.get(part.parse::<usize>().ok()?),
+            _ => self.get(part),
+        }
+    }
+
     pub fn text(&self) -> Option<&str> {
         if let Value::Text(text) = &self.value { Some(text) } else { None }
     }

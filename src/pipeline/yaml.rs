@@ -353,3 +353,95 @@ fn number(text: &str) -> Option<serde_json::Number> {
     }
     text.parse::<f64>().ok().and_then(serde_json::Number::from_f64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(text: &str) -> (Option<Node>, Diagnostics) {
+        let mut diagnostics = Diagnostics::default();
+        let file = diagnostics.sources.add("t", text);
+        (parse(text, file, 0, &mut diagnostics), diagnostics)
+    }
+
+    #[test]
+    fn plain_scalars_follow_the_core_schema() {
+        let kind = |text: &str| match scalar(text) {
+            Value::Null => "null".to_owned(),
+            Value::Bool(value) => format!("bool {value}"),
+            Value::Number { number, .. } => format!("number {number}"),
+            _ => "text".to_owned(),
+        };
+        for (text, want) in [
+            ("", "null"),
+            ("~", "null"),
+            ("True", "bool true"),
+            ("NO", "text"),
+            ("on", "text"),
+            ("12", "number 12"),
+            ("-3", "number -3"),
+            ("+4", "number 4"),
+            ("007", "number 7"),
+            ("0x1f", "number 31"),
+            ("0o17", "number 15"),
+            ("1e-5", "number 0.00001"),
+            (".5", "number 0.5"),
+            ("2.", "number 2.0"),
+            ("18446744073709551615", "number 18446744073709551615"),
+            ("1_000", "text"),
+            ("61e9540", "text"),
+            (".", "text"),
+            ("-", "text"),
+            ("1e", "text"),
+            (".inf", "text"),
+            ("0x", "text"),
+            ("12:30:45", "text"),
+            ("1.2.3", "text"),
+        ] {
+            assert_eq!(kind(text), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn spans_are_exact() {
+        let text = "é: [a, \"b\\n\"]\nk: {x: 1e-5}\n";
+        let (node, diagnostics) = tree(text);
+        assert!(diagnostics.is_empty());
+        let node = node.unwrap();
+        let slice = |span: Span| &text[span.start..span.end];
+        let list = node.get("é").unwrap();
+        assert_eq!(slice(node.entries().unwrap()[0].key_span), "é");
+        assert_eq!(slice(list.span), "[a, \"b\\n\"]");
+        let Value::Seq(items) = &list.value else { panic!("{list:?}") };
+        assert_eq!((slice(items[1].span), items[1].text()), ("\"b\\n\"", Some("b\n")));
+        assert_eq!(slice(node.get("k").unwrap().get("x").unwrap().span), "1e-5");
+    }
+
+    #[test]
+    fn aliases_and_merge_keys() {
+        let (node, diagnostics) =
+            tree("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: *a\nd: {\"<<\": 1}\ne: {<<: [{x: 5}, *a]}\n");
+        assert!(diagnostics.is_empty(), "{diagnostics}");
+        let json = node.unwrap().to_json();
+        assert_eq!(json["b"], serde_json::json!({"y": 3, "x": 1}));
+        assert_eq!(json["c"]["y"], 2);
+        assert_eq!(json["d"], serde_json::json!({"<<": 1}));
+        assert_eq!(json["e"], serde_json::json!({"x": 5, "y": 2}));
+    }
+
+    #[test]
+    fn what_is_no_plain_data_is_refused() {
+        for (text, want) in [
+            ("a: 1\na: 2", "stands twice"),
+            ("? [a]\n: 1", "cannot be a key"),
+            ("a: !thing 1", "means nothing here"),
+            ("a: 1\n---\nb: 2", "second YAML document"),
+            ("a: *b", "no anchor"),
+            ("a: {<<: 1}", "merges maps only"),
+            ("a: [", "not valid YAML"),
+        ] {
+            let (_, diagnostics) = tree(text);
+            assert!(diagnostics.render(false).contains(want), "{text}: {diagnostics}");
+        }
+    }
+}
