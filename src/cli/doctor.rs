@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::out::write as out;
+use crate::hub::{Hub, HubConfig, cache_folder, free_bytes};
 use crate::plan::bytes;
 use crate::run::machine;
-use crate::store::{Store, disk_usage, free_bytes, hub_cache};
+use crate::store::{Store, disk_usage};
 use crate::{Error, Result};
 
 /// Show devices, libraries, caches and free space
@@ -38,7 +39,8 @@ fn report() -> Result<Value> {
         "cpu": {"model": machine::cpu_model(), "threads": machine::threads(), "features": cpu_features()},
         "memory": {"total": info.totalram as u64 * unit, "available": available_memory()},
         "store": folder(&store.root),
-        "hub_cache": hub_cache().map_or(Value::Null, |path| folder(&path)),
+        "hub_cache": cache_folder().map_or(Value::Null, |path| folder(&path)),
+        "hub": hub(),
         "environment": {
             // Only whether they are set: a value may be a secret or hold one.
             "HF_ENDPOINT": set("HF_ENDPOINT"), "HF_TOKEN": set("HF_TOKEN"), "HF_HOME": set("HF_HOME"),
@@ -47,6 +49,21 @@ fn report() -> Result<Value> {
         "cuda": cuda(),
         "engine": "cpu",
     }))
+}
+
+/// Where models come from. Of the token only that there is one.
+fn hub() -> Value {
+    match HubConfig::from_env().and_then(Hub::new) {
+        Ok(hub) => {
+            let config = hub.config();
+            json!({
+                // Without a user name or query: such an endpoint is an error.
+                "endpoint": config.endpoint, "token": config.token.is_some(), "offline": config.offline,
+                "certificates": config.certificates,
+            })
+        }
+        Err(error) => json!({"error": error.to_string(), "hint": error.hint_text()}),
+    }
 }
 
 fn folder(path: &PathBuf) -> Value {
@@ -150,8 +167,19 @@ fn to_text(report: &Value) -> String {
             yes(&format!("/{key}/writable"), "", ", NOT WRITABLE"),
         );
     }
-    let set = |name: &str| format!("{name} {}", yes(&format!("/environment/{name}"), "set", "not set"));
-    out += &format!("hub        {}, {}\n", set("HF_ENDPOINT"), set("HF_TOKEN"));
+    match report.pointer("/hub/error").and_then(Value::as_str) {
+        Some(error) => {
+            out += &format!("hub        NOT USABLE: {error}\n");
+            if let Some(hint) = report.pointer("/hub/hint").and_then(Value::as_str) {
+                out += &format!("           {hint}\n");
+            }
+        }
+        None => {
+            let token = yes("/hub/token", "with a token", "no token (HF_TOKEN)");
+            let offline = yes("/hub/offline", ", offline (HF_HUB_OFFLINE)", "");
+            out += &format!("hub        {}, {token}{offline}\n", text("/hub/endpoint"));
+        }
+    }
     let lib = |name: &str, key: &str| format!("{name} {}", yes(&format!("/cuda/{key}"), "found", "not found"));
     out += &format!(
         "cuda       {}, {}, {}\n",

@@ -1,10 +1,17 @@
 //! The command line: one file per subcommand; data to stdout, talk to stderr, exit codes 0, 1, 2.
 
+mod cache;
 mod completions;
 mod doctor;
+mod graph;
 mod out;
 mod path;
+mod pipeline_args;
+mod plan;
 mod quantize;
+mod schedule;
+mod schema;
+mod validate;
 
 use std::process::ExitCode;
 
@@ -21,16 +28,32 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    // A pipeline, from looking at it to running it.
+    Plan(plan::Args),
+    Validate(validate::Args),
+    Graph(graph::Args),
+    Schedule(schedule::Args),
+    // What is finished.
+    Cache(cache::Args),
     Path(path::Args),
-    Doctor(doctor::Args),
-    Completions(completions::Args),
+    // Single steps.
     Quantize(quantize::Args),
+    // Around it.
+    Doctor(doctor::Args),
+    Schema(schema::Args),
+    Completions(completions::Args),
 }
 
 /// Parses, runs, prints an error with its hint, and gives the exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
+        Command::Plan(args) => plan::run(&args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Graph(args) => graph::run(&args),
+        Command::Schedule(args) => schedule::run(&args),
+        Command::Cache(args) => cache::run(&args),
+        Command::Schema(args) => schema::run(&args),
         Command::Path(args) => path::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use crate::pipeline::{self, Graph, Options};
+use crate::plan::Versions;
 use crate::{Error, Result};
 
 /// A pipeline file and what is changed or chosen from the command line.
@@ -27,6 +28,27 @@ pub struct Choice {
     /// Apply one of the file's profiles
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
+}
+
+/// What becomes of long work that an older qerl finished.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct VersionArgs {
+    /// Use finished artifacts of older stage implementations
+    #[arg(long, conflicts_with = "rerun")]
+    keep_old: bool,
+    /// Make artifacts of older stage implementations anew
+    #[arg(long)]
+    rerun: bool,
+}
+
+impl VersionArgs {
+    pub fn choice(self) -> Versions {
+        match (self.keep_old, self.rerun) {
+            (true, _) => Versions::KeepOld,
+            (_, true) => Versions::Rerun,
+            _ => Versions::Ask,
+        }
+    }
 }
 
 impl PipelineArgs {

@@ -1,7 +1,6 @@
 //! `qerl plan`: what a run would do and why; executes nothing and asks no network.
 
-use super::pipeline_args::PipelineArgs;
-use super::run::VersionArgs;
+use super::pipeline_args::{PipelineArgs, VersionArgs};
 use crate::plan::keys::{Surroundings, base_dir};
 use crate::plan::{self, Plan};
 use crate::store::Store;

@@ -4,12 +4,12 @@ use std::io::IsTerminal;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use super::pipeline_args::PipelineArgs;
+use super::pipeline_args::{PipelineArgs, VersionArgs};
 use crate::Result;
 use crate::control::Cancel;
 use crate::hub::Hub;
 use crate::plan::lockfile::LockFile;
-use crate::plan::{self, Versions};
+use crate::plan;
 use crate::run::{self, Executor, Listener, Summary};
 use crate::store::Store;
 
@@ -47,27 +47,6 @@ pub struct Args {
     /// Events as JSON lines on stdout
     #[arg(long)]
     json: bool,
-}
-
-/// What becomes of long work that an older qerl finished.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub struct VersionArgs {
-    /// Use finished artifacts of older stage implementations
-    #[arg(long, conflicts_with = "rerun")]
-    keep_old: bool,
-    /// Make artifacts of older stage implementations anew
-    #[arg(long)]
-    rerun: bool,
-}
-
-impl VersionArgs {
-    pub fn choice(self) -> Versions {
-        match (self.keep_old, self.rerun) {
-            (true, _) => Versions::KeepOld,
-            (_, true) => Versions::Rerun,
-            _ => Versions::Ask,
-        }
-    }
 }
 
 /// Devices of this version.

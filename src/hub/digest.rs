@@ -11,43 +11,39 @@ use super::info::BlobId;
 use crate::control::Cancel;
 use crate::{Error, Result};
 
-/// Both digests of a file that arrives in pieces.
-pub(super) struct Hasher {
-    sha256: Sha256,
-    git: Option<Sha1>,
+/// The digest of a file that arrives in pieces, of the kind that the hub names.
+pub(super) enum Hasher {
+    Sha256(Sha256),
+    Git(Sha1),
+    /// Git's sha256 repositories: the hub has none today.
+    GitSha256(Sha256),
 }
 
 impl Hasher {
     /// `size` is part of git's digest.
     pub(super) fn new(id: &BlobId, size: u64) -> Self {
-        let git = match id {
-            BlobId::Git(_) => {
-                let mut git = Sha1::new();
-                git.update(format!("blob {size}\0").as_bytes());
-                Some(git)
-            }
-            BlobId::Sha256(_) => None,
-        };
-        Self { sha256: Sha256::new(), git }
-    }
-
-    pub(super) fn update(&mut self, bytes: &[u8]) {
-        self.sha256.update(bytes);
-        if let Some(git) = &mut self.git {
-            git.update(bytes);
+        let head = format!("blob {size}\0");
+        match id {
+            BlobId::Sha256(_) => Self::Sha256(Sha256::new()),
+            BlobId::Git(id) if id.len() == 40 => Self::Git(Sha1::new().chain_update(head)),
+            BlobId::Git(_) => Self::GitSha256(Sha256::new().chain_update(head)),
         }
     }
 
-    /// The sha256, and whether the hub's digest matches.
-    pub(super) fn finish(self, id: &BlobId) -> (String, bool) {
-        let sha256 = hex(&self.sha256.finalize());
-        let matches = match id {
-            BlobId::Sha256(expected) => *expected == sha256,
-            // Git's sha256 repositories have 64 digits; the hub has none today, so their size alone is checked.
-            BlobId::Git(expected) if expected.len() != 40 => true,
-            BlobId::Git(expected) => self.git.is_some_and(|git| *expected == hex(&git.finalize())),
-        };
-        (sha256, matches)
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hasher) | Self::GitSha256(hasher) => hasher.update(bytes),
+            Self::Git(hasher) => hasher.update(bytes),
+        }
+    }
+
+    /// Whether the digest is the one that the hub names.
+    pub(super) fn matches(self, id: &BlobId) -> bool {
+        id.as_str()
+            == match self {
+                Self::Sha256(hasher) | Self::GitSha256(hasher) => hex(&hasher.finalize()),
+                Self::Git(hasher) => hex(&hasher.finalize()),
+            }
     }
 }
 
@@ -91,11 +87,6 @@ pub fn sha256_file(path: &Path, cancel: &Cancel, mut seen: impl FnMut(u64)) -> R
     Ok((size, hex(&hasher.finalize())))
 }
 
-/// sha256 (hex) of bytes in memory.
-pub(super) fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,10 +99,15 @@ mod tests {
         let mut hasher = Hasher::new(&git, 6);
         hasher.update(b"hel");
         hasher.update(b"lo\n");
-        assert_eq!(hasher.finish(&git), (lfs.to_owned(), true));
+        assert!(hasher.matches(&git));
         let id = BlobId::Sha256(lfs.to_owned());
-        let mut hasher = Hasher::new(&id, 6);
-        hasher.update(b"hello!");
-        assert!(!hasher.finish(&id).1);
+        for (text, right) in [("hello\n", true), ("hello!", false)] {
+            let mut hasher = Hasher::new(&id, 6);
+            hasher.update(text.as_bytes());
+            assert_eq!(hasher.matches(&id), right);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), "hello\n").unwrap();
+        assert_eq!(sha256_file(&dir.path().join("f"), &Cancel::new(), |_| ()).unwrap(), (6, lfs.to_owned()));
     }
 }

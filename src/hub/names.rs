@@ -44,7 +44,7 @@ pub fn is_commit(text: &str) -> bool {
 /// # Errors
 /// Names that could leave the folder they are put into, on any system.
 pub fn check_path(path: &str) -> Result<()> {
-    let component = |c: &str| !c.is_empty() && c != "." && c != ".." && c.len() <= 255;
+    let component = |c: &str| !c.is_empty() && c != "." && c != ".." && c.len() <= 255 && !is_reserved(c);
     let plain = !path.is_empty()
         && path.len() <= 1024
         && !path.chars().any(|c| c.is_control() || c == '\\')
@@ -55,7 +55,17 @@ pub fn check_path(path: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(Kind::Integrity, format!("the file name `{}` is not safe", shown(path)))
-        .hint("files are refused whose names hold `..`, a root, a backslash or control characters; do not use this source"))
+        .hint("files are refused whose names hold `..`, a root, a backslash, control characters or a device's name; do not use this source"))
+}
+
+/// Names that mean a device on some system, and git's own folder.
+fn is_reserved(component: &str) -> bool {
+    const DEVICES: [&str; 4] = ["con", "prn", "aux", "nul"];
+    let lower = component.to_ascii_lowercase();
+    let numbered = |name: &str| {
+        lower.strip_prefix(name).is_some_and(|n| n.len() == 1 && n.bytes().all(|b| b.is_ascii_digit() && b != b'0'))
+    };
+    lower == ".git" || DEVICES.contains(&lower.as_str()) || numbered("com") || numbered("lpt")
 }
 
 /// Percent-encodes a path for an address; `/` stays.
@@ -92,12 +102,37 @@ mod tests {
     #[test]
     fn hostile_paths_are_refused() {
         for bad in [
-            "", "/etc/passwd", "..", "../x", "a/../b", "a/..", "a//b", "./a", "a/", "a\\b", "..\\x", "a\0b", "a\nb", "C:x",
+            "",
+            "/etc/passwd",
+            "..",
+            "../x",
+            "a/../b",
+            "a/..",
+            "a//b",
+            "./a",
+            "a/",
+            "a\\b",
+            "..\\x",
+            "a\0b",
+            "a\nb",
+            "C:x",
             "C:/x",
+            "nul",
+            "a/Con",
+            "lpt1/x",
+            ".git/config",
         ] {
             assert!(check_path(bad).is_err(), "{bad:?}");
         }
-        for good in ["config.json", "data/train-00000-of-00001.parquet", "a..b/c", ".gitattributes", "übung.txt"] {
+        for good in [
+            "config.json",
+            "data/train-00000-of-00001.parquet",
+            "a..b/c",
+            ".gitattributes",
+            "übung.txt",
+            "con.json",
+            "com/x",
+        ] {
             assert!(check_path(good).is_ok(), "{good:?}");
         }
     }

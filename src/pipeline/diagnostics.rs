@@ -24,13 +24,7 @@ pub struct Diagnostic {
 
 impl Diagnostic {
     pub fn new(span: Span, message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            span: Some(span),
-            label: String::new(),
-            related: Vec::new(),
-            help: None,
-        }
+        Self { message: message.into(), span: Some(span), label: String::new(), related: Vec::new(), help: None }
     }
 
     pub fn whole(message: impl Into<String>) -> Self {
@@ -71,7 +65,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     known
         .into_iter()
         .map(|candidate| (strsim::damerau_levenshtein(&folded, &candidate.to_lowercase()), candidate))
-        .filter(|(distance, candidate)| *distance <= candidate.len().max(name.len()).min(9).div_ceil(3))
+        .filter(|(distance, candidate)| *distance <= candidate.len().max(name.len()).min(9) / 3)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
 }
@@ -102,11 +96,12 @@ pub struct Diagnostics {
 const MOST: usize = 50;
 
 impl Diagnostics {
-    /// Adds one, unless the same was said about the same place before.
+    /// Adds one, unless the same was said about the same place before: a value that is wrong at every point of an
+    /// axis is shown for a few of them only.
     pub fn push(&mut self, diagnostic: Diagnostic) {
-        let known =
-            self.list.iter().any(|other| other.span == diagnostic.span && other.message == diagnostic.message);
-        if !known && self.list.len() < 1000 {
+        let here = self.list.iter().filter(|other| other.span.is_some() && other.span == diagnostic.span);
+        let (same, near) = here.fold((false, 0), |(same, n), o| (same || o.message == diagnostic.message, n + 1));
+        if !same && near < 3 && self.list.len() < 1000 {
             self.list.push(diagnostic);
         }
     }

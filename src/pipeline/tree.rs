@@ -16,10 +16,15 @@ pub enum Value {
     Null,
     Bool(bool),
     /// `text` is what was written: where a string is wanted, `61e9540` stays what it was.
-    Number { text: String, number: serde_json::Number },
+    Number {
+        text: String,
+        number: serde_json::Number,
+    },
     Text(String),
     Seq(Vec<Node>),
     Map(Vec<Entry>),
+    /// Could not be made out; that has been reported, so nothing more is said about it.
+    Bad,
 }
 
 #[derive(Clone, Debug)]
@@ -59,14 +64,24 @@ impl Node {
         match &self.value {
             Value::Text(text) | Value::Number { text, .. } => Some(text.clone()),
             Value::Bool(value) => Some(value.to_string()),
-            Value::Null | Value::Seq(_) | Value::Map(_) => None,
+            Value::Null | Value::Seq(_) | Value::Map(_) | Value::Bad => None,
+        }
+    }
+
+    /// Nodes in this tree, itself included.
+    pub fn size(&self) -> usize {
+        1 + match &self.value {
+            Value::Seq(items) => items.iter().map(Self::size).sum::<usize>(),
+            Value::Map(entries) => entries.iter().map(|e| e.value.size()).sum(),
+            Value::Text(text) => text.len() / 64,
+            _ => 0,
         }
     }
 
     /// For messages: ``the number `3` ``, `a list`.
     pub fn describe(&self) -> String {
         match &self.value {
-            Value::Null => "nothing".to_owned(),
+            Value::Null | Value::Bad => "nothing".to_owned(),
             Value::Bool(value) => format!("`{value}`"),
             Value::Number { text, .. } => format!("the number `{}`", shorten(text)),
             Value::Text(text) => format!("the string `{}`", shorten(text)),
@@ -77,7 +92,7 @@ impl Node {
 
     pub fn to_json(&self) -> serde_json::Value {
         match &self.value {
-            Value::Null => serde_json::Value::Null,
+            Value::Null | Value::Bad => serde_json::Value::Null,
             Value::Bool(value) => (*value).into(),
             Value::Number { number, .. } => serde_json::Value::Number(number.clone()),
             Value::Text(text) => text.as_str().into(),

@@ -7,8 +7,10 @@ use super::keys::{Surroundings, hub_request};
 use super::lockfile::{LockedFile, Pin, Request};
 use super::{Action, Entry};
 use crate::Result;
+use crate::hub::free_bytes;
+use crate::hub::select::{Want, choose};
 use crate::stages::Kind;
-use crate::store::{Artifact, free_bytes, hub_cache, hub_snapshot};
+use crate::store::{Artifact, Store};
 
 /// Bytes; `fetch` is exact for pinned revisions, `store` a rough upper figure.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -35,15 +37,23 @@ pub(super) fn estimate(around: &Surroundings<'_>, entries: &[Entry], fetch: &[us
     let graph = around.graph;
     let mut out = Estimate {
         free_store_bytes: around.store.free_bytes()?,
-        free_cache_bytes: hub_cache().and_then(|cache| free_bytes(&cache)).unwrap_or(0),
+        free_cache_bytes: around.store.hub_cache().and_then(|cache| free_bytes(&cache)).unwrap_or(0),
         ..Estimate::default()
     };
     for &index in fetch {
         let config = &graph.instances[index].config;
         let Some(request) = hub_request(config) else { continue };
         match around.lock.get(&request) {
-            Some(pin) => out.fetch_bytes += missing_bytes(config, &request, pin),
+            Some(pin) => out.fetch_bytes += missing_bytes(around.store, config, &request, pin),
             None => out.fetch_unknown += 1,
+        }
+    }
+    // What the cache has lost of finished downloads is fetched again.
+    for entry in entries.iter().filter(|e| e.kind == Kind::Download && matches!(e.action, Action::Cached(_))) {
+        let config = &graph.instances[entry.index].config;
+        let pinned = hub_request(config).and_then(|request| Some((around.lock.get(&request)?, request)));
+        if let Some((pin, request)) = pinned {
+            out.fetch_bytes += missing_bytes(around.store, config, &request, pin);
         }
     }
     // Bytes of the model (or data) that an instance holds or stands on, where known.
@@ -82,59 +92,38 @@ pub(super) fn estimate(around: &Surroundings<'_>, entries: &[Entry], fetch: &[us
     Ok(out)
 }
 
-/// The files of a pinned repository that this download takes: those that its globs name, or without globs all but a
-/// model's weights in other formats beside its safetensors.
-fn wanted<'p>(config: &Value, pin: &'p Pin) -> impl Iterator<Item = &'p LockedFile> {
-    const OTHER_WEIGHTS: [&str; 10] =
-        [".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf", ".tflite"];
+/// The files of a pinned repository that this download takes; where the choice is an error, which the run will tell,
+/// all of them.
+fn wanted<'p>(config: &Value, pin: &'p Pin) -> Vec<&'p LockedFile> {
     let globs: Vec<String> = config
         .get("files")
         .and_then(Value::as_array)
         .map(|globs| globs.iter().filter_map(|g| g.as_str().map(str::to_owned)).collect())
         .unwrap_or_default();
-    let has_safetensors = pin.files.iter().any(|file| file.path.ends_with(".safetensors"));
-    pin.files.iter().filter(move |file| match globs.as_slice() {
-        [] => !(has_safetensors && OTHER_WEIGHTS.iter().any(|end| file.path.ends_with(end))),
-        globs => globs.iter().any(|glob| glob_matches(glob.as_bytes(), file.path.as_bytes())),
-    })
+    let want = Want {
+        dataset: config.get("dataset").and_then(Value::as_bool).unwrap_or(false),
+        globs: &globs,
+        config: config.get("config").and_then(Value::as_str),
+    };
+    let paths: Vec<&str> = pin.files.iter().map(|file| file.path.as_str()).collect();
+    match choose(&paths, &want) {
+        Ok(chosen) => chosen.into_iter().filter_map(|i| pin.files.get(i)).collect(),
+        Err(_) => pin.files.iter().collect(),
+    }
 }
 
 fn wanted_bytes(config: &Value, pin: &Pin) -> u64 {
-    wanted(config, pin).map(|file| file.size).sum()
+    wanted(config, pin).iter().map(|file| file.size).sum()
 }
 
 /// The part of it that the Hugging Face cache lacks.
-fn missing_bytes(config: &Value, request: &Request, pin: &Pin) -> u64 {
-    let snapshot = hub_snapshot(&request.repo, request.dataset, &pin.commit).ok();
+fn missing_bytes(store: &Store, config: &Value, request: &Request, pin: &Pin) -> u64 {
+    let snapshot = store.hub_snapshot(&request.repo, request.dataset, &pin.commit).ok();
     let there = |file: &LockedFile| {
         let path = snapshot.as_ref().map(|folder| folder.join(&file.path));
         path.and_then(|path| std::fs::metadata(path).ok()).is_some_and(|meta| meta.len() == file.size)
     };
-    wanted(config, pin).filter(|file| !there(file)).map(|file| file.size).sum()
-}
-
-/// `*` matches within and across folders, as the hub's own clients have it; `?` one character.
-fn glob_matches(glob: &[u8], text: &[u8]) -> bool {
-    // Where to go on after the last `*`, and what it has eaten so far.
-    let (mut g, mut t, mut star) = (0, 0, None);
-    while t < text.len() {
-        match glob.get(g) {
-            Some(b'*') => {
-                star = Some((g + 1, t));
-                g += 1;
-            }
-            Some(b'?') => (g, t) = (g + 1, t + 1),
-            Some(c) if *c == text[t] => (g, t) = (g + 1, t + 1),
-            _ => match star {
-                Some((after, eaten)) => {
-                    star = Some((after, eaten + 1));
-                    (g, t) = (after, eaten + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    glob[g..].iter().all(|c| *c == b'*')
+    wanted(config, pin).into_iter().filter(|file| !there(file)).map(|file| file.size).sum()
 }
 
 /// What the same instance took the last time.
@@ -153,26 +142,9 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn globs() {
-        for (glob, text, is) in [
-            ("*.json", "config.json", true),
-            ("*.json", "a/config.json", true),
-            ("main/*", "main/x.parquet", true),
-            ("main/*", "other/x.parquet", false),
-            ("model-?????-of-*", "model-00001-of-00002.safetensors", true),
-            ("*a*b", "xaxbxb", true),
-            ("*a*b", "xaxbx", false),
-            ("", "", true),
-            ("a", "", false),
-        ] {
-            assert_eq!(glob_matches(glob.as_bytes(), text.as_bytes()), is, "{glob} {text}");
-        }
-    }
-
-    #[test]
     fn a_download_counts_the_files_that_it_takes() {
         let file = |path: &str, size| LockedFile { path: path.to_owned(), size, sha256: None, git: None };
-        let files = vec![file("config.json", 1), file("m.safetensors", 10), file("m.bin", 100)];
+        let files = vec![file("config.json", 1), file("m.safetensors", 10), file("m.bin", 100), file("a.py", 1000)];
         let pin = Pin { commit: "0".repeat(40), files };
         assert_eq!(wanted_bytes(&json!({}), &pin), 11);
         assert_eq!(wanted_bytes(&json!({"files": ["*.bin", "*.json"]}), &pin), 101);

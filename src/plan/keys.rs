@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::lockfile::{LockFile, Request};
 use crate::pipeline::{Edge, Graph, Instance};
 use crate::stages::Kind;
+use crate::stages::download::Source as DownloadSource;
 use crate::store::{Artifact, InputKey, Key, Store};
 use crate::{Error, Result};
 
@@ -101,27 +102,36 @@ pub fn slots<'a, T: Copy>(edges: &'a [Edge], values: &'a [T]) -> Vec<(String, &'
 /// Fills a download's pins. The key keeps what decides the content and drops where it lay.
 fn pin(around: &Surroundings<'_>, config: &mut Value, key_config: &mut Value) -> Result<Option<Request>> {
     let repo = config.get("repo").and_then(Value::as_str).unwrap_or_default().to_owned();
-    if let Some(path) = repo.strip_prefix("file:") {
-        let path = around.base_dir.join(path);
-        set(key_config, "repo", "file:".into());
-        set(key_config, "pins", pins([("content", super::content::digest(around.store, &path)?)]));
-        return Ok(None);
-    }
-    if let Some(address) = repo.strip_prefix("run:") {
-        let artifact = around.store.resolve(address).map_err(|e| e.within(format!("download of `{repo}`")))?;
-        set(key_config, "repo", "run:".into());
-        set(key_config, "pins", pins([("artifact", artifact.meta.digest.clone())]));
-        set(config, "pins", pins([("artifact", artifact.meta.fingerprint)]));
-        return Ok(None);
+    match DownloadSource::parse(&repo) {
+        DownloadSource::File(path) => {
+            let path = around.base_dir.join(path);
+            set(key_config, "repo", "file:".into());
+            set(key_config, "pins", pins([("content", super::content::digest(around.store, &path)?)]));
+            return Ok(None);
+        }
+        DownloadSource::Run(address) => {
+            let artifact = around.store.resolve(address).map_err(|e| e.within(format!("download of `{repo}`")))?;
+            set(key_config, "repo", "run:".into());
+            set(key_config, "pins", pins([("artifact", artifact.meta.digest.clone())]));
+            set(config, "pins", pins([("artifact", artifact.meta.fingerprint)]));
+            return Ok(None);
+        }
+        // Another qerl may bundle another model.
+        DownloadSource::Bundled => {
+            set(key_config, "pins", pins([("content", crate::hub::bundled::digest().to_owned())]));
+            return Ok(None);
+        }
+        DownloadSource::Hub(_) => {}
     }
     let Some(request) = hub_request(config) else { return Ok(None) };
     let Some(pin) = around.lock.get(&request) else { return Ok(Some(request)) };
     // `main` and the commit that it stands for are the same download.
     set(key_config, "revision", pin.commit.clone().into());
     set(config, "revision", pin.commit.clone().into());
+    set(config, "asked", request.revision.clone().into());
     let digests = pin.files.iter().filter_map(|file| {
-        let digest = file.sha256.as_ref().map(|d| format!("sha256:{d}"));
-        Some((file.path.as_str(), digest.or_else(|| file.git.as_ref().map(|d| format!("git:{d}")))?))
+        let digest = file.sha256.as_ref().map(|d| format!("sha256:{d}:{}", file.size));
+        Some((file.path.as_str(), digest.or_else(|| file.git.as_ref().map(|d| format!("git:{d}:{}", file.size)))?))
     });
     set(config, "pins", pins(digests));
     Ok(None)
@@ -131,9 +141,7 @@ fn pin(around: &Surroundings<'_>, config: &mut Value, key_config: &mut Value) ->
 pub fn hub_request(config: &Value) -> Option<Request> {
     let text = |key: &str| config.get(key).and_then(Value::as_str);
     let repo = text("repo")?;
-    if repo == "bundled" || repo.starts_with("file:") || repo.starts_with("run:") {
-        return None;
-    }
+    let DownloadSource::Hub(_) = DownloadSource::parse(repo) else { return None };
     Some(Request {
         repo: repo.to_owned(),
         dataset: config.get("dataset").and_then(Value::as_bool).unwrap_or(false),

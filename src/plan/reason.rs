@@ -39,6 +39,8 @@ pub enum Reason {
     FileChanged {
         field: String,
     },
+    /// A `file:` source of the same content at another place.
+    Moved,
 }
 
 impl std::fmt::Display for Reason {
@@ -56,6 +58,7 @@ impl std::fmt::Display for Reason {
             Self::Unresolved { request } => write!(f, "revision unresolved: {request}"),
             Self::Newer { from, to } => write!(f, "the stage's implementation is newer ({from} -> {to})"),
             Self::Damaged { what } => write!(f, "the stored artifact is damaged: {what}"),
+            Self::Moved => f.write_str("its source lies elsewhere now"),
             Self::FileChanged { field } => write!(f, "the file named by {field} changed"),
         }
     }

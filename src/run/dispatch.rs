@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::stages::{Context, Kind, Output};
+use crate::stages::{self, Context, Kind, Output};
 use crate::{Error, Result};
 
 /// Whoever carries out stages: qerl's own, or a test's.
@@ -19,14 +19,8 @@ impl Stages for Builtin {
     fn run(&self, kind: Kind, config: &Value, context: &Context<'_>) -> Result<Output> {
         // One arm per kind: `Kind::X => stages::x::run(context, &decode(kind, config)?)`.
         match kind {
-            Kind::Download
-            | Kind::Split
-            | Kind::Quantize
-            | Kind::Lora
-            | Kind::Sft
-            | Kind::Train
-            | Kind::Eval
-            | Kind::Report => {
+            Kind::Download => stages::download::run(context, &decode(kind, config)?),
+            Kind::Split | Kind::Quantize | Kind::Lora | Kind::Sft | Kind::Train | Kind::Eval | Kind::Report => {
                 let _ = (config, context);
                 Err(Error::failed(format!("this build of qerl has no `{}` stage", kind.name())))
             }

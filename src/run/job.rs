@@ -12,7 +12,7 @@ use super::events::{Event, JobProgress, scrub};
 use crate::pipeline::Instance;
 use crate::plan::keys::{Keyed, Source, Surroundings, keyed, reveal_secrets, slots};
 use crate::plan::{Found, Reason, find};
-use crate::stages::{Context, Input, Output};
+use crate::stages::{Context, Input, Kind, Output, download};
 use crate::store::{Artifact, Draft, Finished, Lock, Lookup, Provenance, remove_tree, short};
 use crate::{Error, Result};
 
@@ -77,7 +77,8 @@ impl Job<'_> {
         let mut reason = Reason::Forced;
         if !forced {
             match find(executor.store, &self.around.graph.name, &name, &keyed.key, executor.options.plan.versions)? {
-                Found::Hit(artifact) => return self.hit(&name, artifact),
+                Found::Hit(artifact) if self.is_usable(&name, &artifact)? => return self.hit(&name, artifact),
+                Found::Hit(_) => reason = Reason::Moved,
                 Found::Not(why) => reason = why,
                 Found::Older(old) => {
                     return Err(crate::plan::version_error(&name, &old.meta, keyed.key.version));
@@ -90,7 +91,7 @@ impl Job<'_> {
         })?;
         match executor.store.lookup(&fingerprint)? {
             // Made by another process while we waited.
-            Lookup::Hit(artifact) if !forced => return self.hit(&name, artifact),
+            Lookup::Hit(artifact) if !forced && self.is_usable(&name, &artifact)? => return self.hit(&name, artifact),
             Lookup::Hit(_) | Lookup::Missing => {}
             Lookup::Bad(what) => {
                 let place = executor.store.quarantine(&fingerprint, &held)?;
@@ -119,6 +120,23 @@ impl Job<'_> {
         end
     }
 
+    /// A finished download refers to files outside of the store: what is lost of them is fetched again here.
+    fn is_usable(&self, name: &str, artifact: &Artifact) -> Result<bool> {
+        let instance = self.instance();
+        if instance.kind != Kind::Download {
+            return Ok(true);
+        }
+        let executor = self.executor;
+        let repo = instance.config.get("repo").and_then(Value::as_str).unwrap_or_default();
+        let progress = self.progress(name, Vec::new());
+        download::refresh(executor.hub, &self.around.base_dir, repo, artifact, &progress, &executor.cancel)
+    }
+
+    fn progress(&self, name: &str, secrets: Vec<String>) -> JobProgress<'_> {
+        let listener = self.executor.listener;
+        JobProgress { name: name.to_owned(), listener, secrets, state: Mutex::new((None, "")) }
+    }
+
     fn hit(&self, name: &str, artifact: Box<Artifact>) -> Result<End> {
         let fingerprint = artifact.meta.fingerprint.clone();
         self.executor.store.set_name(&self.around.graph.name, name, &fingerprint)?;
@@ -130,12 +148,7 @@ impl Job<'_> {
     fn make(&self, name: &str, fingerprint: &str, keyed: Keyed, draft: Draft<'_>, _held: &Lock) -> Result<End> {
         let executor = self.executor;
         let (config, secrets) = reveal_secrets(&keyed.config)?;
-        let progress = JobProgress {
-            name: name.to_owned(),
-            listener: executor.listener,
-            secrets: secrets.clone(),
-            state: Mutex::new((None, "")),
-        };
+        let progress = self.progress(name, secrets.clone());
         let context = Context {
             inputs: self.stage_inputs(),
             output: draft.dir().to_path_buf(),

@@ -5,6 +5,7 @@
 
 pub mod dispatch;
 mod events;
+mod hub;
 mod job;
 pub mod machine;
 mod pins;

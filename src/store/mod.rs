@@ -17,11 +17,12 @@ mod names;
 mod sweep;
 mod verify;
 
+pub use crate::hub::free_bytes;
 pub use draft::{Draft, Finished, write_atomic};
 pub use fingerprint::{InputKey, KEY_SCHEMA, Key, canonical, is_fingerprint, short};
 pub use lock::{Holder, Lock};
 pub use names::{Address, parse_address};
-pub use sweep::{Removed, disk_usage, free_bytes, remove_tree};
+pub use sweep::{Removed, disk_usage, remove_tree};
 pub use verify::{Lookup, hash_file};
 
 use std::collections::BTreeMap;
@@ -128,6 +129,8 @@ pub struct Provenance {
 #[derive(Clone, Debug)]
 pub struct Store {
     pub root: PathBuf,
+    /// The Hugging Face cache that artifacts refer to; what the environment says where absent.
+    hub_cache: Option<PathBuf>,
 }
 
 impl Store {
@@ -139,8 +142,8 @@ impl Store {
                 Err(Error::new(Trouble::Storage, format!("{} is not a folder", root.display()))
                     .hint("the store needs a folder: move that file, or set QERL_HOME to another place"))
             }
-            Ok(_) => Ok(Self { root }),
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self { root }),
+            Ok(_) => Ok(Self { root, hub_cache: None }),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self { root, hub_cache: None }),
             Err(e) => Err(unreadable(&root, e)),
         }
     }
@@ -153,6 +156,25 @@ impl Store {
         };
         let root = std::path::absolute(&root).map_err(|e| Error::io("find", &root, e))?;
         Self::open(root)
+    }
+
+    /// The same store with the Hugging Face cache at `folder`, wherever the environment says that it is.
+    #[must_use]
+    pub fn with_hub_cache(self, folder: impl Into<PathBuf>) -> Self {
+        Self { hub_cache: Some(folder.into()), ..self }
+    }
+
+    /// The Hugging Face cache that artifacts refer to.
+    ///
+    /// # Errors
+    /// When the environment names no folder for it.
+    pub fn hub_cache(&self) -> Result<PathBuf> {
+        self.hub_cache.clone().map_or_else(crate::hub::cache_folder, Ok)
+    }
+
+    /// The folder of a commit in the Hugging Face cache, whether it is there or not; refuses names that would leave it.
+    pub fn hub_snapshot(&self, repo: &str, dataset: bool, commit: &str) -> Result<PathBuf> {
+        crate::hub::Cache::new(self.hub_cache()?).checked_snapshot_dir(repo, dataset, commit)
     }
 
     /// The artifact, its sizes checked (and its bytes where a file changed since it was last hashed). `None` when
@@ -174,7 +196,7 @@ impl Store {
         let path = match location {
             Location::Own { path } => join_inside(&artifact.dir, path)?,
             Location::Artifact { fingerprint, path } => join_inside(&self.entry(fingerprint)?, path)?,
-            Location::Hub { repo, dataset, commit } => hub_snapshot(repo, *dataset, commit)?,
+            Location::Hub { repo, dataset, commit } => self.hub_snapshot(repo, *dataset, commit)?,
             Location::Local { path } => path.clone(),
         };
         match std::fs::metadata(&path) {
@@ -221,34 +243,6 @@ fn join_inside(dir: &Path, path: &str) -> Result<PathBuf> {
     let mut full = dir.to_path_buf();
     full.extend(relative.components().filter(|c| matches!(c, Component::Normal(_))));
     Ok(full)
-}
-
-/// The folder in which Hugging Face tools keep snapshots: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
-/// `$XDG_CACHE_HOME/huggingface/hub`, else `~/.cache/huggingface/hub`.
-pub fn hub_cache() -> Result<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    if let Some(path) = var("HF_HUB_CACHE") {
-        return Ok(path);
-    }
-    if let Some(path) = var("HF_HOME") {
-        return Ok(path.join("hub"));
-    }
-    let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|home| home.join(".cache")));
-    cache.map(|cache| cache.join("huggingface").join("hub")).ok_or_else(|| {
-        Error::missing("no folder for the Hugging Face cache: neither HF_HOME nor HOME is set").hint("set HF_HOME")
-    })
-}
-
-/// The folder of a commit in the Hugging Face cache, whether it is there or not; refuses names that would leave it.
-pub fn hub_snapshot(repo: &str, dataset: bool, commit: &str) -> Result<PathBuf> {
-    let plain = |s: &str| {
-        !s.is_empty() && !s.starts_with('.') && s.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    if !repo.split('/').all(plain) || repo.split('/').count() > 2 || !plain(commit) {
-        return Err(Error::new(Trouble::Integrity, format!("`{repo}@{commit}` is not a repository of a hub")));
-    }
-    let kind = if dataset { "datasets" } else { "models" };
-    Ok(hub_cache()?.join(format!("{kind}--{}", repo.replace('/', "--"))).join("snapshots").join(commit))
 }
 
 /// The other artifact of the store that this one cannot live without.

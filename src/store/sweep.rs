@@ -37,7 +37,7 @@ impl Store {
 
     /// Bytes free for us on the disk that holds (or will hold) the store.
     pub fn free_bytes(&self) -> Result<u64> {
-        free_bytes(&self.root)
+        crate::hub::free_bytes(&self.root)
     }
 
     /// Removes one entry with its checkpoints; waits for nobody.
@@ -138,19 +138,6 @@ impl Store {
         }
         Ok(n)
     }
-}
-
-/// Bytes available to this user where `path` lies, or its nearest parent that exists.
-pub fn free_bytes(path: &Path) -> Result<u64> {
-    let mut place = path;
-    while !place.exists() {
-        place = match place.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-    }
-    let stat = rustix::fs::statvfs(place).map_err(|e| Error::io("ask for the free space of", place, e.into()))?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// Bytes of all plain files below `path` (links are not followed); 0 where there is nothing.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use qerl::control::Cancel;
-use qerl::hub::Hub;
+use qerl::hub::{Hub, HubConfig};
 use qerl::pipeline::{Edge, Graph, Instance, Resources};
 use qerl::plan::Plan;
 use qerl::plan::lockfile::{LockedFile, Pin, Request};
@@ -210,7 +210,7 @@ impl Bench {
                 axes: BTreeMap::new(),
                 notes: Vec::new(),
             },
-            store: Store::open(home.join("home")).unwrap(),
+            store: Store::open(home.join("home")).unwrap().with_hub_cache(home.join("hub")),
             options: Options::default(),
             resolver: Moving::default(),
             fakes: Fakes::default(),
@@ -306,6 +306,9 @@ impl Bench {
     }
 }
 
-fn hub(_home: &Path) -> Hub {
-    Hub {}
+/// Never asks the network: what it could be asked for is not there.
+fn hub(home: &Path) -> Hub {
+    let mut config = HubConfig::new("http://127.0.0.1:9", home.join("hub"));
+    config.offline = true;
+    Hub::new(config).unwrap()
 }
