@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use qerl::Result;
 use qerl::control::{Cancel, Quiet};
 use qerl::data::{DataSpec, Holdout, Problem, normalise};
-use qerl::hub::Hub;
+use qerl::hub::{Hub, HubConfig};
 use qerl::stages::{Context, Input, Kind, Output, StageRef, split};
 use qerl::store::{Artifact, Handle, Location, Meta, Provenance, Store};
 
@@ -52,7 +52,7 @@ fn run(root: &Path, name: &str, config: &split::Config, source: Option<Handle>) 
         cancel: &Cancel::new(),
         threads: 1,
         base_dir: root.to_owned(),
-        hub: &Hub {},
+        hub: &Hub::new(HubConfig::new("http://127.0.0.1:9", root.join("hub"))).unwrap(),
     };
     Ok((output, split::run(&context, config)?))
 }

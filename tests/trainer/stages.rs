@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use qerl::control::{Cancel, Quiet};
 use qerl::data::{DataSpec, Problem};
 use qerl::engine::*;
-use qerl::hub::Hub;
+use qerl::hub::{Hub, HubConfig};
 use qerl::model::{Checkpoint, ModelConfig, eos_ids, names};
 use qerl::rl::language::Language;
 use qerl::stages::{Context, Input, Kind, Output, sft, train};
@@ -185,7 +185,7 @@ fn run(root: &Path, name: &str, inputs: Vec<Input>, stage: &dyn Fn(&Context<'_>)
         cancel: &Cancel::new(),
         threads: 1,
         base_dir: root.to_owned(),
-        hub: &Hub {},
+        hub: &Hub::new(HubConfig::new("http://127.0.0.1:9", root.join("hub")))?,
     };
     stage(&context)
 }
