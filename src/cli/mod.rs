@@ -4,11 +4,13 @@ mod cache;
 mod completions;
 mod doctor;
 mod graph;
+mod lock;
 mod out;
 mod path;
 mod pipeline_args;
 mod plan;
 mod quantize;
+mod run;
 mod schedule;
 mod schema;
 mod validate;
@@ -29,10 +31,12 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     // A pipeline, from looking at it to running it.
+    Run(run::Args),
     Plan(plan::Args),
     Validate(validate::Args),
     Graph(graph::Args),
     Schedule(schedule::Args),
+    Lock(lock::Args),
     // What is finished.
     Cache(cache::Args),
     Path(path::Args),
@@ -48,6 +52,8 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Lock(args) => lock::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Graph(args) => graph::run(&args),

@@ -8,8 +8,8 @@ use super::pipeline_args::{PipelineArgs, VersionArgs};
 use crate::Result;
 use crate::control::Cancel;
 use crate::hub::Hub;
-use crate::plan::lockfile::LockFile;
 use crate::plan;
+use crate::plan::lockfile::LockFile;
 use crate::run::{self, Executor, Listener, Summary};
 use crate::store::Store;
 

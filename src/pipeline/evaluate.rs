@@ -248,7 +248,7 @@ impl Trouble {
     /// The checks of the stages say `KEY must be ...`.
     fn of(error: &crate::Error) -> Self {
         let message = error.message().to_owned();
-        let key = message.split([' ', ':']).next().unwrap_or_default().to_owned();
+        let key = message.split([' ', ':']).next().unwrap_or_default().trim_matches('`').to_owned();
         Self { key, message, hint: error.hint_text().map(str::to_owned) }
     }
 
@@ -281,6 +281,12 @@ fn typed(kind: Kind, json: Json, spec: &Spec, say: &mut dyn FnMut(Trouble)) -> R
             let (config, json) = both::<download::Config>(json)?;
             if let Err(why) = sets::check_repo(&config.repo) {
                 say(Trouble { hint: Some(sets::REPO_HELP.to_owned()), ..Trouble::new("repo", why) });
+            }
+            let source = download::Source::parse(&config.repo);
+            if !matches!(source, download::Source::Hub(_))
+                && let Err(error) = download::check_options(&config)
+            {
+                say(Trouble::of(&error));
             }
             Ok(json)
         }

@@ -45,7 +45,7 @@ pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnost
         );
     }
     let repo = entry.repo.clone().or_else(|| builtin.and_then(|b| b.repo).map(str::to_owned));
-    unread(&full, &entry, repo.is_some(), node, diagnostics);
+    unread(&full, &entry, repo.as_deref(), node, diagnostics);
     if let Some(repo) = &repo
         && let Err(why) = check_repo(repo)
     {
@@ -63,6 +63,11 @@ pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnost
     // Evaluation and training read different parts where the source keeps them apart.
     let apart = entry.split.is_none() && builtin.is_some_and(|b| b.eval_split != b.train_split);
     let parts = Parts { holdout: apart || entry.holdout.is_some(), eval: if apart { "holdout" } else { "all" } };
+    // The rows of other configurations need not be fetched.
+    let hub_config = entry.config.clone().or_else(|| {
+        let own = builtin.filter(|_| entry.repo.is_none());
+        own.and_then(|b| b.config).map(str::to_owned)
+    });
     let DataEntry { revision, holdout, config, split, columns, template, system, max_prompt_tokens, n, seed, .. } =
         entry;
     let builtin = builtin.map(|b| b.name.to_owned());
@@ -84,7 +89,15 @@ pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnost
     let split = made(serde_json::to_value(split::Config { source, spec, holdout }), links);
     let download = repo.map(|repo| {
         let revision = revision.unwrap_or_else(|| "main".to_owned());
-        let config = download::Config { repo, revision, dataset: true, files: Vec::new(), pins: Default::default() };
+        let config = download::Config {
+            config: hub_config.filter(|_| !repo.contains(':')),
+            repo,
+            revision,
+            dataset: true,
+            files: Vec::new(),
+            pins: Default::default(),
+            asked: None,
+        };
         made(serde_json::to_value(config), Vec::new())
     });
     Some((split, download))
@@ -126,21 +139,23 @@ fn builtin(name: &str, entry: &DataEntry, node: &Node, diagnostics: &mut Diagnos
 }
 
 /// Keys that this entry gives and nobody would read.
-fn unread(full: &str, entry: &DataEntry, has_repo: bool, node: &Node, diagnostics: &mut Diagnostics) {
+fn unread(full: &str, entry: &DataEntry, repo: Option<&str>, node: &Node, diagnostics: &mut Diagnostics) {
     let columns = entry.columns != Columns::default();
-    let given: &[(&str, bool)] = if has_repo {
-        &[("n", entry.n.is_some()), ("seed", entry.seed.is_some())]
-    } else {
-        &[
-            ("config", entry.config.is_some()),
-            ("split", entry.split.is_some()),
-            ("columns", columns),
-            ("revision", entry.revision.is_some()),
-        ]
+    let revision = ("revision", entry.revision.is_some());
+    let (why, given) = match repo {
+        Some(repo) => {
+            let generated = [("n", entry.n.is_some()), ("seed", entry.seed.is_some())];
+            let local = if repo.contains(':') { vec![revision] } else { Vec::new() };
+            ("its rows come from a repository", [generated.as_slice(), &local].concat())
+        }
+        None => {
+            let source = [("config", entry.config.is_some()), ("split", entry.split.is_some()), ("columns", columns)];
+            ("this set is generated", [source.as_slice(), &[revision]].concat())
+        }
     };
     for (key, _) in given.iter().filter(|(_, given)| *given) {
         let span = node.get(key).map_or(node.span, |n| n.span);
-        let why = if has_repo { "only generated sets have it" } else { "this set is generated" };
+        let why = if *key == "revision" && repo.is_some() { "only a repository of the hub has revisions" } else { why };
         diagnostics.push(Diagnostic::new(span, format!("`{full}.{key}` would not be read")).label(why));
     }
 }

@@ -108,7 +108,10 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
 }
 
 /// Options of the hub beside another source would be without effect.
-fn check_options(config: &Config) -> Result<()> {
+///
+/// # Errors
+/// When there are any.
+pub fn check_options(config: &Config) -> Result<()> {
     let unused = [
         ("revision", config.revision != main_branch()),
         ("files", !config.files.is_empty()),
