@@ -71,7 +71,10 @@ pub fn stages(name: &str, node: &Node, schema: &Json, diagnostics: &mut Diagnost
     let DataEntry { revision, holdout, config, split, columns, template, system, max_prompt_tokens, n, seed, .. } =
         entry;
     let builtin = builtin.map(|b| b.name.to_owned());
-    let spec = DataSpec { builtin, config, split, columns, template, system, max_prompt_tokens, n, seed };
+    // `split` reads the template's file.
+    let template_text = None;
+    let spec =
+        DataSpec { builtin, config, split, columns, template, template_text, system, max_prompt_tokens, n, seed };
     let source = repo.as_ref().map(|_| StageRef("source".to_owned()));
     let links = source.iter().map(|slot| StageLink {
         slot: slot.0.clone(),

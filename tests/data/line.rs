@@ -6,7 +6,7 @@ use std::path::Path;
 
 use qerl::control::{Cancel, Quiet};
 use qerl::data::prompt::Prompter;
-use qerl::hub::Hub;
+use qerl::hub::{Hub, HubConfig};
 use qerl::stages::{Context, Input, Kind, Output, sft, split, train};
 use qerl::store::{Artifact, Handle, Meta, Provenance, Store};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ fn run(root: &Path, kind: Kind, inputs: &[(&str, &Artifact)], config: &Value, st
         cancel: &Cancel::new(),
         threads: 1,
         base_dir: root.to_owned(),
-        hub: &Hub {},
+        hub: &Hub::new(HubConfig::new("http://127.0.0.1:9", root.join("hub"))).unwrap(),
     };
     finished(&dir("output"), kind, stage(&context).unwrap(), config.clone())
 }

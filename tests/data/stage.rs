@@ -52,7 +52,7 @@ fn run(root: &Path, name: &str, config: &split::Config, source: Option<Handle>) 
         cancel: &Cancel::new(),
         threads: 1,
         base_dir: root.to_owned(),
-        hub: &Hub::new(HubConfig::new("http://127.0.0.1:1", root.join("hub"))).unwrap(),
+        hub: &Hub::new(HubConfig::new("http://127.0.0.1:9", root.join("hub"))).unwrap(),
     };
     Ok((output, split::run(&context, config)?))
 }

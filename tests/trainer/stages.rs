@@ -185,7 +185,7 @@ fn run(root: &Path, name: &str, inputs: Vec<Input>, stage: &dyn Fn(&Context<'_>)
         cancel: &Cancel::new(),
         threads: 1,
         base_dir: root.to_owned(),
-        hub: &Hub::new(HubConfig::new("http://127.0.0.1:1", root.join("hub"))).unwrap(),
+        hub: &Hub::new(HubConfig::new("http://127.0.0.1:9", root.join("hub")))?,
     };
     stage(&context)
 }

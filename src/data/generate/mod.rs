@@ -11,19 +11,27 @@ use super::{DataSpec, Holdout, Problem, normalise};
 use crate::{Error, Result};
 
 /// Problems of a set where the specification names no number.
-const DEFAULT_N: usize = 4000;
+const DEFAULT_N: usize = 16_000;
 /// Problems held out where the pipeline asks for none: at most this many, and at most a fifth.
 const DEFAULT_HOLDOUT: usize = 200;
 const MAX_N: usize = 1_000_000;
 /// Draws in a row that only repeat what is there: then the set is exhausted.
 const MAX_REPEATS: u64 = 10_000;
 
-/// A set's way of making one problem: its text, its answer, and the working.
+/// One problem: its text, its answer, and what its reference solution says.
 struct Made {
     prompt: String,
     answer: u32,
-    working: Option<String>,
+    solution: Solution,
     tags: BTreeMap<String, String>,
+}
+
+enum Solution {
+    None,
+    /// The answer alone, in the prompted form.
+    Answer,
+    /// The working, then the answer in the prompted form.
+    Working(String),
 }
 
 fn maker(name: &str) -> Option<fn(&mut Draws) -> Made> {
@@ -57,14 +65,19 @@ pub fn generate(spec: &DataSpec) -> Result<Vec<Problem>> {
             continue;
         }
         repeats = 0;
+        let (solved, working) = match made.solution {
+            Solution::None => (false, None),
+            Solution::Answer => (true, None),
+            Solution::Working(text) => (true, Some(text)),
+        };
         let mut problem = Problem {
             id: format!("{name}-{}", problems.len()),
             prompt: made.prompt,
             answer: made.answer.to_string(),
-            solution: made.working,
+            solution: working,
             tags: made.tags,
         };
-        if problem.solution.is_some() {
+        if solved {
             problem.solution = Some(template.ideal(&problem));
         }
         problems.push(problem);
@@ -106,7 +119,7 @@ fn sum(draws: &mut Draws) -> Made {
     };
     let answer = if sign == '+' { a + b } else { a - b };
     let tags = BTreeMap::from([("operation".to_owned(), sign.to_string())]);
-    Made { prompt: format!("{a} {sign} {b} ="), answer, working: None, tags }
+    Made { prompt: format!("{a} {sign} {b} ="), answer, solution: Solution::None, tags }
 }
 
 #[cfg(test)]

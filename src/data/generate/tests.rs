@@ -37,17 +37,26 @@ fn value(line: &str) -> u32 {
 }
 
 #[test]
-fn worked_solutions_are_right_and_in_the_prompted_form() {
-    for problem in generate(&spec("arith", 2000, 3)).unwrap() {
+fn solutions_are_right_and_in_the_prompted_form() {
+    let problems = generate(&spec("arith", 2000, 3)).unwrap();
+    let mut worked = 0;
+    for problem in &problems {
         let solution = problem.solution.as_deref().unwrap();
         let lines: Vec<&str> = solution.lines().collect();
-        assert!(matches!(lines[..], ["<think>", _, "</think>", "<answer>", _, "</answer>"]), "{solution}");
-        assert_eq!(value(lines[1]).to_string(), problem.answer);
-        assert_eq!(lines[4], problem.answer);
+        match lines[..] {
+            ["<think>", working, "</think>", "<answer>", answer, "</answer>"] => {
+                worked += 1;
+                assert_eq!((value(working).to_string().as_str(), answer), (problem.answer.as_str(), answer));
+                assert_eq!(working.split(", ").count().to_string(), problem.tags["operations"]);
+            }
+            ["<think>", "</think>", "<answer>", answer, "</answer>"] => assert_eq!(answer, problem.answer),
+            _ => panic!("{solution}"),
+        }
         assert!((1..100).contains(&problem.answer.parse::<u32>().unwrap()));
         assert_eq!(grade(&problem.answer, solution).verdict, Verdict::Correct);
         assert!(!problem.prompt.contains(['{', '}']), "{}", problem.prompt);
     }
+    assert!((700..900).contains(&worked), "two in five: {worked}");
     let boxed = DataSpec { template: Some("boxed".into()), ..spec("arith", 1, 3) };
     assert!(generate(&boxed).unwrap()[0].solution.as_deref().unwrap().ends_with('}'));
 }
