@@ -1,6 +1,6 @@
 //! The parts of a set: what is held out and what is left to train on.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::{Holdout, Problem, normalise};
 use crate::{Error, Result};
@@ -31,6 +31,20 @@ impl Parts {
     fn side(&self, wanted: bool) -> impl Iterator<Item = &Problem> {
         self.all.iter().zip(&self.held).filter(move |(_, held)| **held == wanted).map(|(problem, _)| problem)
     }
+}
+
+/// A set whose source keeps training and evaluation apart. Training problems whose normalised text is an evaluation
+/// problem's are left out.
+pub fn join(train: Vec<Problem>, holdout: Vec<Problem>) -> Parts {
+    let keys: HashSet<[u8; 16]> = holdout.iter().map(|p| normalise::key(&p.prompt)).collect();
+    let before = train.len();
+    let mut all = train;
+    all.retain(|p| !keys.contains(&normalise::key(&p.prompt)));
+    let duplicates = before - all.len();
+    let mut held = vec![false; all.len()];
+    all.extend(holdout);
+    held.resize(all.len(), true);
+    Parts { all, held, duplicates, conflicts: 0 }
 }
 
 /// Cuts a set. With `unique`, or a hold-out, a problem whose normalised text stood earlier is left out, so that no
@@ -126,6 +140,13 @@ mod tests {
         other[95].answer = "0".into();
         let parts = cut(other, None, true).unwrap();
         assert_eq!((parts.train().count(), parts.duplicates, parts.conflicts), (90, 10, 1));
+    }
+
+    #[test]
+    fn training_loses_what_evaluation_has() {
+        let parts = join(set(20), set(5));
+        assert_eq!((parts.train().count(), parts.holdout().count(), parts.all.len()), (15, 5, 20));
+        assert_eq!(parts.duplicates, 5);
     }
 
     #[test]

@@ -19,8 +19,7 @@ impl Prompter {
     /// The tokenizer and chat template of a model folder with the prompt template of `spec`. `template_text` is the text
     /// of the file that `spec.template` names; `spec.template_text` where it is not given.
     pub fn open(model_dir: &Path, spec: &DataSpec, template_text: Option<&str>) -> Result<Self> {
-        let template = Template::open(spec, template_text.or(spec.template_text.as_deref()))?;
-        Ok(Self { text: Text::open(model_dir)?, template })
+        Ok(Self { template: Template::open(spec, template_text)?, text: Text::open(model_dir)? })
     }
 
     /// The rendered prompt, up to where the model speaks.

@@ -6,6 +6,7 @@ use minijinja::value::{Serde, Value};
 use minijinja::{Environment, UndefinedBehavior};
 
 use super::chat::{add, render, sandbox};
+use super::text::TAGS;
 use super::{DataSpec, Problem};
 use crate::math::{Verdict, grade};
 use crate::{Error, Result};
@@ -61,7 +62,7 @@ impl Form {
         let reasoning = solution.map(|s| s.rsplit_once("####").map_or(s, |(before, _)| before).trim());
         let before = |gap: &str| reasoning.map(|r| format!("{r}{gap}")).unwrap_or_default();
         let done = match self {
-            Self::Tags => ready(&["<think>", "</think>", "<answer>", "</answer>"]),
+            Self::Tags => ready(&TAGS),
             Self::Boxed => ready(&["\\boxed{"]),
             Self::Hashes => ready(&["####"]),
             Self::Phrase => ready(&["Answer:"]),
@@ -105,10 +106,11 @@ pub struct Put {
 }
 
 impl Template {
-    /// The template that `spec` names; `text` is the file's, where it names a file.
+    /// The template that `spec` names; `text` is the file's, where it names a file (`spec.template_text` where it is not
+    /// given).
     pub fn open(spec: &DataSpec, text: Option<&str>) -> Result<Self> {
         let name = spec.template.as_deref().unwrap_or(DEFAULT);
-        let body = match (name, text) {
+        let body = match (name, text.or(spec.template_text.as_deref())) {
             ("qerl_think", _) => Body::Think,
             ("boxed", _) => Body::Boxed,
             ("plain", _) => Body::Plain,

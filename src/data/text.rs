@@ -11,7 +11,7 @@ use super::files::read_json;
 use crate::model::eos_ids;
 use crate::{Error, Result};
 
-/// Written around reasoning and answers; text, even where a tokenizer holds them for special tokens.
+/// The four tags of the think/answer form, in order; text, even where a tokenizer holds them for special tokens.
 pub const TAGS: [&str; 4] = ["<think>", "</think>", "<answer>", "</answer>"];
 
 /// The special tokens that chat templates may name.

@@ -3,16 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{Context, Output, StageRef};
-use crate::data::parts::{Parts, cut};
+use crate::data::parts::{Parts, cut, join};
+use crate::data::read::{self, Found};
 use crate::data::template::{Template, file_text};
-use crate::data::{DataSpec, Holdout, Problem, builtin, generate, read};
+use crate::data::{DataSpec, Holdout, Problem, builtin, generate};
 use crate::store::{Artifact, Handle};
 use crate::{Error, Result};
 
@@ -35,11 +36,10 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
     let mut spec = config.spec.clone();
     spec.template_text = file_text(&spec, &context.base_dir)?;
     // Refused here rather than when a model is loaded.
-    Template::open(&spec, spec.template_text.as_deref())?;
-    let (problems, found) = problems(context, config, &spec)?;
-    let holdout = config.holdout.clone().or_else(|| generate::holdout(&spec));
-    let parts = cut(problems, holdout.as_ref(), read::unique(&spec))?;
-    say(context, &parts);
+    Template::open(&spec, None)?;
+    let mut found = Found::default();
+    let parts = parts(context, config, &spec, &mut found)?;
+    say(context, &found, &parts);
 
     let mut files = BTreeMap::new();
     let mut declared = Vec::new();
@@ -53,7 +53,7 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
     };
     let all = put("all", &mut parts.all.iter())?;
     let train = put("train", &mut parts.train())?;
-    let held = if holdout.is_some() { put("holdout", &mut parts.holdout())? } else { 0 };
+    let held = if parts.holdout().next().is_some() { put("holdout", &mut parts.holdout())? } else { 0 };
     let path = context.output.join(SPEC);
     let text = serde_json::to_string_pretty(&spec)
         .map_err(|e| Error::failed("the data set's description cannot be written").caused_by(e))?;
@@ -74,22 +74,48 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
     })
 }
 
-fn problems(context: &Context<'_>, config: &Config, spec: &DataSpec) -> Result<(Vec<Problem>, read::Found)> {
+/// The set, cut: by the pipeline's hold-out; where it names none, by the source's own split for evaluation, or (of a
+/// generated set) by the usual hold-out.
+fn parts(context: &Context<'_>, config: &Config, spec: &DataSpec, found: &mut Found) -> Result<Parts> {
     let name = spec.builtin.as_deref();
-    if let Some(name) = name
-        && builtin(name).is_none()
-    {
-        return Err(read::unknown_builtin(name));
-    }
+    let set = name.map(|name| builtin(name).ok_or_else(|| read::unknown_builtin(name))).transpose()?;
     let Some(source) = &config.source else {
-        return match name.filter(|name| builtin(name).is_some_and(|set| set.repo.is_none())) {
-            Some(_) => Ok((generate::generate(spec)?, read::Found::default())),
-            None => {
-                Err(Error::usage("this data set has no source").hint("name a `repo`, or a generated set: arith, sums"))
-            }
-        };
+        if set.is_none_or(|set| set.repo.is_some()) {
+            return Err(
+                Error::usage("this data set has no source").hint("name a `repo`, or a generated set: arith, sums")
+            );
+        }
+        let holdout = config.holdout.clone().or_else(|| generate::holdout(spec));
+        return cut(generate::generate(spec)?, holdout.as_ref(), true);
     };
-    let input = context.input(&source.0)?;
+    let root = files(context, &source.0)?;
+    let mut problems = |split: Option<&str>| {
+        let mut problems = Vec::new();
+        let spec = DataSpec { split: split.map(str::to_owned).or(spec.split.clone()), ..spec.clone() };
+        let more = read::read(&root, &spec, context.cancel, &mut |mut problem: Problem| {
+            // Both splits count their rows from 0.
+            if let Some(split) = split {
+                problem.id = format!("{split}/{}", problem.id);
+            }
+            problems.push(problem);
+            Ok(())
+        })?;
+        found.add(more);
+        Ok::<_, Error>(problems)
+    };
+    match read::apart(&root, spec)? {
+        Some((train, evaluation)) if config.holdout.is_none() => {
+            let train = train.map_or(Ok(Vec::new()), |split| problems(Some(split)))?;
+            let held = evaluation.map_or(Ok(Vec::new()), |split| problems(Some(split)))?;
+            Ok(join(train, held))
+        }
+        _ => cut(problems(None)?, config.holdout.as_ref(), read::unique(spec)),
+    }
+}
+
+/// Where the raw files in `slot` lie.
+fn files(context: &Context<'_>, slot: &str) -> Result<PathBuf> {
+    let input = context.input(slot)?;
     let artifact = input
         .artifact
         .as_ref()
@@ -98,17 +124,11 @@ fn problems(context: &Context<'_>, config: &Config, spec: &DataSpec) -> Result<(
         return Err(Error::usage(format!("{:?} gives no raw files of a data set", input.stage))
             .hint("name a `download` stage with `dataset: true`"));
     };
-    let root = context.store.locate(artifact, at)?;
-    let mut problems = Vec::new();
-    let found = read::read(&root, spec, context.cancel, &mut |problem| {
-        problems.push(problem);
-        Ok(())
-    })?;
-    found.warnings.iter().for_each(|line| context.progress.say(line));
-    Ok((problems, found))
+    context.store.locate(artifact, at)
 }
 
-fn say(context: &Context<'_>, parts: &Parts) {
+fn say(context: &Context<'_>, found: &Found, parts: &Parts) {
+    found.warnings.iter().for_each(|line| context.progress.say(line));
     if parts.duplicates > 0 {
         let other = match parts.conflicts {
             0 => String::new(),

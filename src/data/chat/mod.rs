@@ -4,6 +4,7 @@
 //! `tojson` as `json.dumps` writes it, `raise_exception`, `strftime_now`, and generation tags without effect.
 
 mod json;
+mod methods;
 mod source;
 
 use std::path::Path;
@@ -67,6 +68,9 @@ impl Chat {
         match messages {
             [system, rest @ ..] if system.role == "system" && !self.takes_system => {
                 let mut rest = rest.to_vec();
+                if system.content.is_empty() {
+                    return self.render_as_is(&rest, generation_prompt);
+                }
                 match rest.iter_mut().find(|m| m.role == "user") {
                     Some(user) => user.content = format!("{}\n\n{}", system.content, user.content),
                     None => rest.insert(0, Message::new("user", system.content.clone())),
@@ -114,7 +118,7 @@ pub(super) fn sandbox(undefined: UndefinedBehavior) -> Environment<'static> {
     }
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_undefined_behavior(undefined);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(methods::call);
     environment.set_fuel(Some(FUEL));
     environment.add_filter("tojson", json::tojson);
     environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {

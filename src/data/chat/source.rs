@@ -13,8 +13,8 @@ pub fn without_generation_tags(source: &str) -> String {
             return out;
         };
         let inner = &tag[2..end];
-        let left = inner.starts_with(['-', '+']).then(|| &inner[..1]).unwrap_or_default();
-        let right = inner[left.len()..].ends_with(['-', '+']).then(|| &inner[inner.len() - 1..]).unwrap_or_default();
+        let left = if inner.starts_with(['-', '+']) { &inner[..1] } else { "" };
+        let right = if inner[left.len()..].ends_with(['-', '+']) { &inner[inner.len() - 1..] } else { "" };
         let word = match inner[left.len()..inner.len() - right.len()].trim() {
             "generation" => Some("if true"),
             "endgeneration" => Some("endif"),

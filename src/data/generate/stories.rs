@@ -32,7 +32,7 @@ impl Op {
             Self::Add => x + y,
             Self::Sub => x.checked_sub(y)?,
             Self::Mul => x * y,
-            Self::Div if y > 0 && x % y == 0 => x / y,
+            Self::Div if y > 0 && x.is_multiple_of(y) => x / y,
             Self::Div => return None,
         };
         (1..100).contains(&result).then_some(result)

@@ -71,7 +71,8 @@ fn the_vocabulary_is_small() {
         .filter(|w| !w.is_empty())
         .collect();
     assert!(words.len() < 120, "{}", words.len());
-    assert_eq!(problems.iter().filter(|p| p.tags["operations"] == "1").count() / 100, 20);
+    let short = problems.iter().filter(|p| p.tags["operations"] == "1").count();
+    assert!((1850..2150).contains(&short), "{short}");
 }
 
 #[test]

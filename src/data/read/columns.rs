@@ -156,7 +156,7 @@ impl Picked {
                 };
                 // Thousands separators: the gold of rewards that compare text has none.
                 problem.answer = gold.trim().replace(',', "");
-                problem.solution = Some(answer.trim().to_owned());
+                problem.solution = problem.solution.or_else(|| Some(answer.trim().to_owned()));
                 if problem.answer.is_empty() {
                     return Ok(Err(Missing { column: self.answer.clone(), state: "empty behind ####" }));
                 }

@@ -46,6 +46,22 @@ const MAX_FILES: usize = 20_000;
 
 /// The files of `spec.config` and `spec.split` below `root`, sorted by name; `root` itself where it is a file.
 pub fn files(root: &Path, spec: &DataSpec, set: Option<&Builtin>) -> Result<Vec<DataFile>> {
+    if root.is_file() {
+        return configured(root, spec, set);
+    }
+    let chosen = split(configured(root, spec, set)?, spec, set)?;
+    // A set in several formats is the same set several times.
+    let first = chosen.iter().map(|file| file.format).min();
+    Ok(chosen.into_iter().filter(|file| Some(file.format) == first).collect())
+}
+
+/// The splits that the names of the configuration's files tell.
+pub fn splits(root: &Path, spec: &DataSpec, set: Option<&Builtin>) -> Result<BTreeSet<&'static str>> {
+    Ok(configured(root, spec, set)?.iter().filter_map(DataFile::split).collect())
+}
+
+/// The files of `spec.config`, of every split.
+fn configured(root: &Path, spec: &DataSpec, set: Option<&Builtin>) -> Result<Vec<DataFile>> {
     let meta = std::fs::metadata(root).map_err(|e| Error::io("read", root, e))?;
     if meta.is_file() {
         let name = root.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -61,11 +77,7 @@ pub fn files(root: &Path, spec: &DataSpec, set: Option<&Builtin>) -> Result<Vec<
         return Err(Error::input(format!("{} holds no data file", root.display()))
             .hint("qerl reads .parquet, .jsonl and .json (decompress others first)"));
     }
-    let named = config(all, spec, set)?;
-    let chosen = split(named, spec, set)?;
-    // A set in several formats is the same set several times.
-    let first = chosen.iter().map(|file| file.format).min();
-    Ok(chosen.into_iter().filter(|file| Some(file.format) == first).collect())
+    config(all, spec, set)
 }
 
 fn walk(dir: &Path, prefix: &str, depth: usize, out: &mut Vec<DataFile>) -> Result<()> {
@@ -74,7 +86,10 @@ fn walk(dir: &Path, prefix: &str, depth: usize, out: &mut Vec<DataFile>) -> Resu
         let Some(short) = path.file_name().and_then(|n| n.to_str()).filter(|n| !n.starts_with('.')) else { continue };
         let name = if prefix.is_empty() { short.to_owned() } else { format!("{prefix}/{short}") };
         // Snapshots in the Hugging Face cache are links to blobs: follow them, but not links to folders (loops).
-        let Ok(meta) = std::fs::metadata(&path) else { continue };
+        let meta = std::fs::metadata(&path).map_err(|e| {
+            let error = Error::io("read", &path, e);
+            if path.is_symlink() { error.hint("a part of the data set is gone: fetch it again") } else { error }
+        })?;
         if meta.is_dir() && !path.is_symlink() && depth < MAX_DEPTH {
             walk(&path, &name, depth + 1, out)?;
         } else if meta.is_file()

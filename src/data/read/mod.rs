@@ -28,7 +28,17 @@ pub struct Found {
     pub warnings: Vec<String>,
 }
 
-/// Large scraped sets may have a few rows without an answer: of these at most one in a hundred is left out.
+impl Found {
+    /// What was read beside it.
+    pub fn add(&mut self, other: Self) {
+        self.files.extend(other.files);
+        self.rows += other.rows;
+        self.left_out += other.left_out;
+        self.warnings.extend(other.warnings);
+    }
+}
+
+/// Large scraped sets have a few rows without an answer: these are left out, up to one in ten of the set.
 const TOLERANT: [&str; 2] = ["bigmath", "dapo_math"];
 
 /// Row numbers that an error or warning shows.
@@ -99,6 +109,20 @@ pub fn read(
     Ok(found)
 }
 
+/// The splits of a built-in set that trains on one and evaluates on another, those of them that are below `root`:
+/// `(train, evaluation)`. `None` where the specification names a split, or the set has only one, or the files' names
+/// tell none.
+pub fn apart(root: &Path, spec: &DataSpec) -> Result<Option<(Option<&'static str>, Option<&'static str>)>> {
+    let set = spec.builtin.as_deref().and_then(builtin).filter(|set| set.train_split != set.eval_split);
+    let Some(set) = set.filter(|_| spec.split.is_none()) else { return Ok(None) };
+    let have = find::splits(root, spec, Some(set))?;
+    let there = |split: &'static str| have.contains(split).then_some(split);
+    Ok(match (there(set.train_split), there(set.eval_split)) {
+        (None, None) => None,
+        both => Some(both),
+    })
+}
+
 /// All problems of a set, for callers without a pipeline.
 pub fn load(root: &Path, spec: &DataSpec) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
@@ -141,7 +165,7 @@ impl Empty {
             found.rows,
             self.shown.join(", ")
         );
-        if !tolerant || self.count * 100 > found.rows {
+        if !tolerant || self.count * 10 > found.rows {
             return Err(Error::input(what)
                 .hint("rows are counted from 1; name the right columns (columns: {prompt, answer}) or clean the set"));
         }

@@ -92,13 +92,13 @@ fn plain(value: &AnyValue<'_>) -> Value {
     match value {
         AnyValue::Null => Value::Null,
         AnyValue::Boolean(yes) => Value::Bool(*yes),
-        AnyValue::String(text) => Value::String((*text).to_owned()),
-        AnyValue::StringOwned(text) => Value::String(text.to_string()),
+        AnyValue::Binary(bytes) => std::str::from_utf8(bytes).map_or(Value::Null, Value::from),
         AnyValue::Float64(number) => (*number).into(),
         // As the shortest decimal of the f32, not of its f64.
         AnyValue::Float32(number) => number.to_string().parse::<f64>().map_or(Value::Null, Value::from),
-        other => match other.extract::<i64>() {
-            Some(number) if other.is_integer() => number.into(),
+        other => match (other.get_str(), other.extract::<i64>()) {
+            (Some(text), _) => text.into(),
+            (None, Some(number)) if other.is_integer() => number.into(),
             _ => Value::String(other.to_string()),
         },
     }

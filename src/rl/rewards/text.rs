@@ -1,8 +1,7 @@
 //! Rewards that read nothing but the completion's text and the gold answer. The `qerl_*` forms return what the
 //! functions of QeRL's repository return; the named rewards of a pipeline scale them to 0..1.
 
-/// The four tags of the think/answer form, in order.
-pub const TAGS: [&str; 4] = ["<think>", "</think>", "<answer>", "</answer>"];
+pub use crate::data::text::TAGS;
 
 /// Text inside the last answer tag (the whole text without one), trimmed.
 pub fn extract_answer(text: &str) -> &str {

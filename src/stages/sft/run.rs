@@ -102,7 +102,8 @@ pub fn run_with(context: &Context<'_>, config: &Config, parts: &dyn Parts) -> Re
     let language = open(&policy.model)?;
     let mut engine = parts.engine(&policy, form.trainable(), context.threads)?;
     let engine = engine.as_mut();
-    let rows = rows(context, config, &policy.model, &problems, language.as_ref())?;
+    let limits = (spec.max_prompt_tokens.unwrap_or(usize::MAX), config.max_tokens);
+    let rows = rows(context, config, limits, &policy.model, &problems, language.as_ref())?;
     let metrics_file =
         supervised::run(&mut *engine, &settings, &rows, &context.work, context.progress, context.cancel)?;
     let mut summary = recent(&metrics::read(&metrics_file)?, &["loss", "entropy", "train/tok_s"]);
@@ -123,6 +124,7 @@ type Row = (Arc<[u32]>, Vec<u32>);
 fn rows(
     context: &Context<'_>,
     config: &Config,
+    (max_prompt, max_tokens): (usize, usize),
     model: &Path,
     problems: &[Problem],
     language: &dyn Language,
@@ -137,7 +139,7 @@ fn rows(
         let prompt = language.prompt(problem)?;
         let mut completion = language.encode(&language.ideal(problem))?;
         completion.push(end);
-        if prompt.is_empty() || prompt.len() + completion.len() > config.max_tokens {
+        if prompt.is_empty() || prompt.len() > max_prompt || prompt.len() + completion.len() > max_tokens {
             long += 1;
             continue;
         }
@@ -150,7 +152,10 @@ fn rows(
         });
     }
     if long > 0 {
-        context.progress.say(&format!("{long} of {} rows are longer than max_tokens and left out", problems.len()));
+        context.progress.say(&format!(
+            "{long} of {} rows are longer than max_tokens or max_prompt_tokens and left out",
+            problems.len()
+        ));
     }
     Ok(rows)
 }
