@@ -10,11 +10,13 @@ mod exact;
 mod expr;
 mod extract;
 mod lex;
+mod number;
 mod poly;
 mod power;
 mod probe;
 mod units;
 mod value;
+mod words;
 
 use compare::Comparison;
 use value::Value;
