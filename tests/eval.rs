@@ -202,9 +202,10 @@ fn shots_stand_before_the_question_and_are_no_questions() {
     let pool = bench.problems("train", json!({}), &sums(6));
     let model = bench.model();
     let adders = Adders::new(4);
-    let inputs = [("policy", &model, None), ("data.0", &questions, None), ("shots_data", &pool, None)];
+    let inputs = [("policy", &model, None), ("data.0", &questions, None), ("shots_data", &pool, Some("holdout"))];
     let config = json!({"policy": "policy", "data": ["mine"], "shots": 2, "shots_data": "pool"});
     bench.eval("e", &inputs, config, &adders).unwrap();
+    // A pipeline names the part for evaluation; examples come from the one for training.
     let want = "Problem: How many apples are 21+3?\nSolution: #### 24\n\n\
                 Problem: How many apples are 28+4?\nSolution: #### 32\n\n\
                 Problem: How many apples are 0+0?\nSolution:";

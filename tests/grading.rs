@@ -135,6 +135,8 @@ fn adversarial_sizes_get_a_verdict() {
         format!("\\boxed{{{}1{}}}", "(".repeat(10_000), ")".repeat(10_000)),
         format!("\\boxed{{{}1{}}}", "{".repeat(10_000), "}".repeat(10_000)),
         format!("\\boxed{{{}}}", "x^".repeat(1_500)),
+        format!("\\boxed{{{}6}}", "6^".repeat(40)),
+        format!("\\boxed{{{}30}}", "30^".repeat(24)),
         format!("\\boxed{{{}}}", "\\sin".repeat(900)),
         format!("\\boxed{{{}}}", "\\sqrt".repeat(700)),
         format!("\\boxed{{{}}}", "|".repeat(3_000)),

@@ -1,6 +1,7 @@
 //! Cleaned text -> tokens: numbers with their separators, symbols, commands, texts.
 
 use super::clean::MAX_ANSWER;
+use super::words::{FUNCTIONS, GREEK, SHORT_WORDS, SILENT, TEXTS};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
@@ -19,122 +20,6 @@ pub(super) enum Token {
 /// Why an answer cannot be read as mathematics; it is then compared as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable;
-
-pub(super) const FUNCTIONS: &[&str] = &[
-    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "asin", "acos", "atan", "sinh", "cosh",
-    "tanh", "ln", "log", "lg", "exp", "sqrt", "abs", "floor", "ceil", "gcd", "lcm", "max", "min", "arccot", "arcctg",
-    "ctg", "tg", "arctg",
-];
-
-const GREEK: &[&str] = &[
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "varepsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "vartheta",
-    "iota",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "rho",
-    "sigma",
-    "tau",
-    "upsilon",
-    "phi",
-    "varphi",
-    "chi",
-    "psi",
-    "omega",
-    "Gamma",
-    "Delta",
-    "Theta",
-    "Lambda",
-    "Xi",
-    "Sigma",
-    "Phi",
-    "Psi",
-    "Omega",
-    "ell",
-];
-
-/// Words that are units or separators even without `\text`; single letters stay variables.
-const SHORT_WORDS: &[&str] = &[
-    "or", "and", "kg", "cm", "mm", "km", "ft", "mi", "hr", "hrs", "min", "mins", "sec", "secs", "lb", "lbs", "oz",
-    "mph", "kph", "am", "pm", "usd", "eur", "mg", "ml", "in", "yd", "day", "deg", "men", "boy", "car", "cat", "dog",
-    "egg", "ways", "way", "not", "yes", "no", "nan", "NaN", "the", "is", "are", "odd", "red", "USD", "PM", "AM",
-];
-
-/// Commands that only change how things look.
-const SILENT: &[&str] = &[
-    "left",
-    "right",
-    "big",
-    "Big",
-    "bigg",
-    "Bigg",
-    "bigl",
-    "bigr",
-    "Bigl",
-    "Bigr",
-    "displaystyle",
-    "textstyle",
-    "large",
-    "Large",
-    "LARGE",
-    "huge",
-    "small",
-    "limits",
-    "quad",
-    "qquad",
-    "bf",
-    "rm",
-    "it",
-    "boxed",
-    "fbox",
-    "underline",
-    "mathbf",
-    "boldsymbol",
-    "bm",
-    "mathit",
-    "mathsf",
-    "mathcal",
-    "hfill",
-    "enspace",
-    "thinspace",
-    "negthinspace",
-    "phantom",
-    "bold",
-    "vec",
-    "overrightarrow",
-    "mathbin",
-    "mathrel",
-    "middle",
-    "nolimits",
-];
-
-const TEXTS: &[&str] = &[
-    "text",
-    "textbf",
-    "textit",
-    "textrm",
-    "mathrm",
-    "mbox",
-    "operatorname",
-    "textsf",
-    "texttt",
-    "emph",
-    "hbox",
-    "bold",
-    "textnormal",
-    "rm",
-];
 
 struct Lexer<'a> {
     chars: Vec<char>,

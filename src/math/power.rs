@@ -58,6 +58,10 @@ impl Exact {
     /// base^(c * mono) as the atom (base^mono) to the power c; integers are split into primes first.
     fn symbolic_power(&mut self, base: &Fraction, mono: &Monomial, c: &BigRational) -> Result<Fraction, Trouble> {
         let inner = Fraction::of(Poly::from([(mono.clone(), BigRational::one())])).key();
+        // Each prime of the base repeats it: a tower of sixes would double its text with every storey.
+        if inner.len() > 4096 {
+            return Err(Trouble::Budget);
+        }
         let (Some(n), Some(d)) = (c.numer().to_i64(), c.denom().to_i64()) else { return Err(Trouble::Budget) };
         let c = Exponent::new(n, d);
         let parts: Vec<(String, Exponent)> = match base.rational() {

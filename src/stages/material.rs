@@ -16,6 +16,16 @@ pub fn problems(context: &Context<'_>, slot: &str, otherwise: &str) -> Result<Ve
     Ok(problems)
 }
 
+/// Problems that may be shown: the part `train` of the set in `slot`; the part that the input names where that is empty.
+pub fn examples(context: &Context<'_>, slot: &str) -> Result<Vec<Problem>> {
+    let artifact = artifact(context, slot)?;
+    let mut found = Vec::new();
+    if let Ok(path) = file(artifact, "train") {
+        each(&path, &mut |problem| found.push(problem))?;
+    }
+    if found.is_empty() { problems(context, slot, "all") } else { Ok(found) }
+}
+
 /// How the data in `slot` was read: its template, system prompt and prompt length.
 pub fn spec(context: &Context<'_>, slot: &str) -> Result<DataSpec> {
     split::spec(artifact(context, slot)?).map_err(|e| e.within(format!("{slot:?}")))

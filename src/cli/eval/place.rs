@@ -114,3 +114,47 @@ fn stat(path: &Path, depth: usize, out: &mut Vec<serde_json::Value>) -> Result<(
     out.push(json!([path.display().to_string(), meta.len(), changed]));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::eval::input::artifact;
+    use crate::stages::{DataRef, Kind, StageRef};
+    use crate::store::Handle;
+
+    fn config(seed: u64) -> Config {
+        let (policy, data) = (StageRef("policy".into()), vec![DataRef("mine".into())]);
+        let mut config: Config =
+            serde_json::from_value(json!({"policy": "policy", "data": ["mine"]})).expect("a configuration");
+        (config.policy, config.data, config.seed) = (policy, data, seed);
+        config
+    }
+
+    #[test]
+    fn the_same_evaluation_goes_on_and_another_one_starts_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("model");
+        std::fs::create_dir(&model).unwrap();
+        std::fs::write(model.join("config.json"), "{}").unwrap();
+        let policy = Policy { artifact: artifact(&model, Kind::Download, Handle::Eval), folders: vec![model.clone()] };
+        let out = dir.path().join("out");
+        let open = |seed: u64| Place::open(Some(&out), &config(seed), &policy, &[]);
+        let journal = |place: &Place| place.kept("work").unwrap().join("records.0.jsonl");
+        std::fs::write(journal(&open(1).unwrap()), "kept").unwrap();
+        assert!(journal(&open(1).unwrap()).exists(), "an interrupted run goes on");
+        assert!(!journal(&open(2).unwrap()).exists(), "other settings");
+        std::fs::write(journal(&open(2).unwrap()), "kept").unwrap();
+        std::fs::write(model.join("config.json"), "{ }").unwrap();
+        let place = open(2).unwrap();
+        assert!(!journal(&place).exists(), "another model under the same name");
+
+        let result = place.fresh("output").unwrap();
+        std::fs::write(result.join("summary.json"), "{}").unwrap();
+        place.finish(&result).unwrap();
+        assert!(out.join("summary.json").exists() && !out.with_file_name("out.partial").exists());
+        assert!(open(2).is_err(), "a finished evaluation is not overwritten");
+        std::fs::create_dir(dir.path().join("new.partial")).unwrap();
+        let foreign = Place::open(Some(&dir.path().join("new")), &config(1), &policy, &[]);
+        assert!(foreign.is_err_and(|e| e.to_string().contains("in the way")), "a folder of somebody else's");
+    }
+}

@@ -136,7 +136,7 @@ fn set(context: &Context<'_>, config: &Config, slot: &str, name: &str, model: &P
     check_gold(context, &problems, language.as_ref())?;
     let shots = match &config.shots_data {
         Some(_) if config.shots > 0 => {
-            let pool = material::problems(context, "shots_data", "train")?;
+            let pool = material::examples(context, "shots_data")?;
             Shots::choose(config.shots, &pool, &problems, &mut |p| language.ideal(p))?
         }
         _ => Shots::default(),
