@@ -32,7 +32,7 @@ pub fn verdict(data: &Data) -> Verdict {
     let equal: Vec<&str> =
         scored().filter(|(_, c)| c.accuracy == best.accuracy).map(|(r, _)| r.label.as_str()).collect();
     let mut headline = if equal.len() > 1 {
-        format!("No row is highest: {} are equal with {accuracy}", equal.join(", "))
+        format!("No single row is highest: {} are equal with {accuracy}", equal.join(", "))
     } else if data.rows.len() > 1 {
         format!("{} is highest with {accuracy}", row.label)
     } else {
