@@ -425,7 +425,10 @@ fn rows_that_share_an_evaluation_keep_their_own_settings() {
     let text = std::fs::read_to_string(out.join("report.md")).unwrap();
     assert!(text.contains("- fast: `train.lr: 1e-5 -> 1e-3`\n"), "{text}");
     assert_eq!(row(&text, "Cost", "fast")[1], "5.0 s");
-    assert!(text.contains("**No single row is highest: slow, fast are equal with 25.0% on arith.holdout after.**"), "{text}");
+    assert!(
+        text.contains("**No single row is highest: slow, fast are equal with 25.0% on arith.holdout after.**"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod markup;
 mod paper;
+mod plots;
 mod render;
 mod svg;
 #[cfg(test)]
@@ -17,8 +18,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 pub use paper::{Paper, TABLES as PAPER_TABLES, Trained, method as paper_method};
+pub use plots::curve_metrics;
 pub use render::{html, markdown};
-pub use view::curve_metrics;
 
 /// Everything a report shows.
 #[derive(Clone, Debug, Default, Serialize)]

@@ -5,62 +5,14 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::svg::{self, COLORS, Estimate, Estimates, Series};
+use super::plots::plots;
+use super::svg::COLORS;
 use super::verdict::verdict;
 use super::{Against, Cell, Comparison, Data, Row, markup, paper};
 use crate::eval::stats;
 
 /// What stands where there is no figure.
 const NONE: &str = "–";
-
-/// A curve that is shown where a training recorded its metric.
-struct Curve {
-    metric: &'static str,
-    title: &'static str,
-    unit: &'static str,
-    caption: &'static str,
-}
-
-/// In the order shown.
-const CURVES: [Curve; 7] = [
-    Curve { metric: "reward", title: "Reward", unit: "", caption: "mean reward of the rollouts" },
-    Curve {
-        metric: "rollout/accuracy",
-        title: "Training accuracy",
-        unit: "share",
-        caption: "rollouts with a correct answer, refills of dynamic sampling included",
-    },
-    Curve {
-        metric: "eval/accuracy",
-        title: "Evaluation while training",
-        unit: "share",
-        caption: "greedy answers that are correct",
-    },
-    Curve {
-        metric: "entropy",
-        title: "Entropy",
-        unit: "nats",
-        caption: "mean entropy of the policy over completion tokens",
-    },
-    Curve {
-        metric: "aqn/sigma",
-        title: "Noise (sigma)",
-        unit: "",
-        caption: "standard deviation of the noise on the norm weights",
-    },
-    Curve {
-        metric: "completions/mean_length",
-        title: "Completion length",
-        unit: "tokens",
-        caption: "mean tokens per completion",
-    },
-    Curve { metric: "kl", title: "KL", unit: "nats", caption: "divergence from the reference policy per token" },
-];
-
-/// The metrics whose curves a report wants.
-pub fn curve_metrics() -> impl Iterator<Item = &'static str> {
-    CURVES.iter().map(|c| c.metric)
-}
 
 /// Shared settings that a reader asks for first; all of them stand in a list below.
 const HEADLINES: [&str; 14] = [
@@ -153,7 +105,7 @@ fn seconds(value: f64) -> String {
     }
 }
 
-fn cell<'a>(row: &'a Row, stage: &str, dataset: &str) -> Option<&'a Cell> {
+pub(super) fn cell<'a>(row: &'a Row, stage: &str, dataset: &str) -> Option<&'a Cell> {
     row.cells.get(stage)?.get(dataset)
 }
 
@@ -340,55 +292,6 @@ fn comparison(c: &Comparison) -> Value {
         "per_point": per_point,
         "class": class(c.low, c.high),
     })
-}
-
-fn plots(data: &Data) -> Vec<Value> {
-    let mut out = Vec::new();
-    for dataset in &data.datasets {
-        let rows: Vec<Estimates> = data
-            .rows
-            .iter()
-            .enumerate()
-            .map(|(color, row)| {
-                let value = |stage: &String| {
-                    let c = cell(row, stage, dataset)?;
-                    let last = data.stages.last() == Some(stage);
-                    Some(Estimate { stage: stage.clone(), last, value: c.accuracy, interval: (c.low, c.high) })
-                };
-                Estimates { label: row.label.clone(), color, values: data.stages.iter().filter_map(value).collect() }
-            })
-            .collect();
-        let title = format!("Accuracy on {dataset}");
-        if let Some(svg) = svg::accuracies(&title, &rows) {
-            let caption = match data.stages.as_slice() {
-                [one] => format!("{one}, with 95% intervals"),
-                [first, .., last] => format!("{first} (hollow) and {last} (filled), with 95% intervals"),
-                [] => String::new(),
-            };
-            out.push(json!({"title": title, "svg": svg, "caption": caption, "legend": []}));
-        }
-    }
-    for curve in &CURVES {
-        let series: Vec<Series> = data
-            .rows
-            .iter()
-            .enumerate()
-            .filter_map(|(color, row)| {
-                let points = row.curves.get(curve.metric)?.clone();
-                Some(Series { label: row.label.clone(), color, points })
-            })
-            .collect();
-        // A metric that is zero everywhere (no KL term, no noise) says nothing.
-        if series.iter().flat_map(|s| &s.points).all(|p| p.mean == 0.0 || !p.mean.is_finite()) {
-            continue;
-        }
-        if let Some(svg) = svg::lines(curve.title, "step", curve.unit, &series) {
-            let legend: Vec<Value> =
-                series.iter().map(|s| json!({"label": s.label, "color": s.color % COLORS})).collect();
-            out.push(json!({"title": curve.title, "svg": svg, "caption": curve.caption, "legend": legend}));
-        }
-    }
-    out
 }
 
 fn costs(data: &Data) -> Option<Value> {
