@@ -26,6 +26,7 @@ pub mod vector;
 pub use gemm::{Operand, gemm};
 pub use isa::Isa;
 pub use matrix::{Format, Matrix};
+pub(super) use pool::Parts;
 pub use pool::Pool;
 
 #[cfg(test)]

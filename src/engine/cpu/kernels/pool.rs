@@ -208,7 +208,7 @@ fn join(shared: &Shared, seen: u64) -> Option<u64> {
 
 /// A pointer into a slice of which different tasks write different parts.
 #[derive(Clone, Copy)]
-pub(super) struct Parts<T> {
+pub(in crate::engine::cpu) struct Parts<T> {
     start: *mut T,
     len: usize,
 }
@@ -219,7 +219,7 @@ unsafe impl<T: Send> Sync for Parts<T> {}
 unsafe impl<T: Send> Send for Parts<T> {}
 
 impl<T> Parts<T> {
-    pub(super) fn new(slice: &mut [T]) -> Self {
+    pub(in crate::engine::cpu) fn new(slice: &mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len() }
     }
 
@@ -232,7 +232,7 @@ impl<T> Parts<T> {
     /// # Panics
     /// Where the range lies outside of the slice.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
-    pub(super) unsafe fn slice<'a>(&self, from: usize, len: usize) -> &'a mut [T] {
+    pub(in crate::engine::cpu) unsafe fn slice<'a>(&self, from: usize, len: usize) -> &'a mut [T] {
         assert!(from.checked_add(len).is_some_and(|end| end <= self.len), "part outside of the slice");
         // SAFETY: in bounds by the assertion, disjoint by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }
