@@ -52,9 +52,9 @@ impl Bench {
 
     fn limits(&mut self) {
         let threads = self.pool.threads();
-        let rounds = 1 << 20;
-        let time = best(5, || self.pool.for_each(threads, &|_| multiply_adds(rounds)));
-        let alone = best(5, || multiply_adds(rounds));
+        let rounds = 1 << 18;
+        let time = best(20, || self.pool.for_each(threads, &|_| multiply_adds(rounds)));
+        let alone = best(20, || multiply_adds(rounds));
         // 16 chains of 16 lanes.
         let flops = 2.0 * 256.0 * rounds as f64;
         self.peak = flops * threads as f64 / time / 1e9;
@@ -77,7 +77,13 @@ impl Bench {
 
     fn latency(&self) {
         let rounds = 10_000;
-        let time = best(5, || (0..rounds).for_each(|_| self.pool.for_each(2, &|i| drop(black_box(i)))));
+        let time = best(5, || {
+            (0..rounds).for_each(|_| {
+                self.pool.for_each(2, &|i| {
+                    black_box(i);
+                })
+            })
+        });
         println!("pool: an empty for_each takes {:.2} us", time / f64::from(rounds) * 1e6);
         let pause = |pause: Duration| {
             let time = best(5, || {
@@ -86,12 +92,14 @@ impl Bench {
                     while start.elapsed() < pause {
                         std::hint::spin_loop();
                     }
-                    self.pool.for_each(2, &|i| drop(black_box(i)));
+                    self.pool.for_each(2, &|i| {
+                        black_box(i);
+                    });
                 });
             });
             println!("pool: after {pause:?} of other work {:.2} us", time * 1e3 - pause.as_secs_f64() * 1e6);
         };
-        [20, 200].map(Duration::from_micros).map(pause);
+        [20, 200].into_iter().map(Duration::from_micros).for_each(pause);
     }
 
     fn decode(&self) {
@@ -213,13 +221,19 @@ impl Bench {
         };
         let (x, w) = (numbers(VOCAB), numbers(VOCAB));
         let mut out = vec![0.0; VOCAB];
-        let time = best(50, || drop(black_box(vector::rms_norm(&x[..HIDDEN], &w[..HIDDEN], 1e-5, &mut out[..HIDDEN]))));
+        let time = best(50, || {
+            black_box(vector::rms_norm(&x[..HIDDEN], &w[..HIDDEN], 1e-5, &mut out[..HIDDEN]));
+        });
         per("vector rms_norm", HIDDEN, time);
         let time = best(50, || vector::silu_mul(&x[..INTERMEDIATE], &w[..INTERMEDIATE], &mut out[..INTERMEDIATE]));
         per("vector silu_mul", INTERMEDIATE, time);
-        let time = best(50, || drop(black_box(vector::max_index(&x))));
+        let time = best(50, || {
+            black_box(vector::max_index(&x));
+        });
         per("vector max_index", VOCAB, time);
-        let time = best(50, || drop(black_box(vector::log_softmax_statistics(&x, 1.0))));
+        let time = best(50, || {
+            black_box(vector::log_softmax_statistics(&x, 1.0));
+        });
         per("vector log_softmax_statistics", VOCAB, time);
         let statistics = vector::log_softmax_statistics(&x, 1.0);
         let time = best(50, || {
@@ -232,12 +246,19 @@ impl Bench {
             black_box(vector::softmax_in_place(&mut out, 1.0));
         });
         per("vector softmax (and a copy)", VOCAB, time);
-        let time = best(50, || drop(black_box(vector::dot(&x, &w))));
+        let time = best(50, || {
+            black_box(vector::dot(&x, &w));
+        });
         per("vector dot", VOCAB, time);
     }
 
     fn report(&self, what: &str, time: f64, flops: f64, bytes: f64) {
-        print!("{what:<40} {:9.3} ms {:7.1} GFLOP/s ({:3.0}%)", time * 1e3, flops / time / 1e9, flops / time / 1e7 / self.peak);
+        print!(
+            "{what:<40} {:9.3} ms {:7.1} GFLOP/s ({:3.0}%)",
+            time * 1e3,
+            flops / time / 1e9,
+            flops / time / 1e7 / self.peak
+        );
         if bytes > 0.0 {
             print!(" {:6.1} GB/s ({:3.0}%)", bytes / time / 1e9, bytes / time / 1e7 / self.bandwidth);
         }
@@ -332,38 +353,54 @@ fn best(runs: usize, mut f: impl FnMut()) -> f64 {
 
 /// `rounds` times 16 independent chains of 16 lanes.
 fn multiply_adds(rounds: usize) {
-    #[inline(always)]
-    fn body<const FUSED: bool>(rounds: usize) {
-        let mut sums = [[0f32; 16]; 16];
-        let (a, b) = black_box(([0.999f32; 16], [1e-3f32; 16]));
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                for lane in 0..16 {
-                    sum[lane] =
-                        if FUSED { sum[lane].mul_add(a[lane], b[lane]) } else { sum[lane] * a[lane] + b[lane] };
-                }
-            }
-        }
-        black_box(sums);
-    }
     #[cfg(target_arch = "x86_64")]
     {
-        #[target_feature(enable = "avx512f,fma")]
+        use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps};
+        #[target_feature(enable = "avx512f")]
         fn avx512(rounds: usize) {
-            body::<true>(rounds);
+            let (a, b) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(1e-3)));
+            let mut sums = [b; 16];
+            for _ in 0..rounds {
+                for sum in &mut sums {
+                    *sum = _mm512_fmadd_ps(*sum, a, b);
+                }
+            }
+            for sum in sums {
+                black_box(sum);
+            }
         }
         #[target_feature(enable = "avx2,fma")]
         fn avx2(rounds: usize) {
-            body::<true>(rounds);
+            let (a, b) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(1e-3)));
+            for _ in 0..3 {
+                let mut sums = [b; 11];
+                for _ in 0..rounds {
+                    for sum in &mut sums {
+                        *sum = _mm256_fmadd_ps(*sum, a, b);
+                    }
+                }
+                for sum in sums {
+                    black_box(sum);
+                }
+            }
         }
         if is_x86_feature_detected!("avx512f") {
             // SAFETY: the CPU has it.
             return unsafe { avx512(rounds) };
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: the CPU has it.
+            // SAFETY: the CPU has it. 3 x 11 chains of 8 lanes are about 16 of 16.
             return unsafe { avx2(rounds) };
         }
     }
-    body::<false>(rounds);
+    let (a, b) = black_box(([0.999f32; 16], [1e-3f32; 16]));
+    let mut sums = [b; 16];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            for lane in 0..16 {
+                sum[lane] = sum[lane] * a[lane] + b[lane];
+            }
+        }
+    }
+    black_box(sums);
 }

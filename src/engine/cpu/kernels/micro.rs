@@ -16,6 +16,57 @@ pub(super) enum Start {
     Old,
 }
 
+/// Where a product without panels goes: C `[m, n]` with row stride `ldc`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub c: *mut f32,
+    pub ldc: usize,
+    pub n: usize,
+    pub start: Start,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Target {
+    /// The masks of the columns of a strip that exist, and the first of them in row `row`.
+    fn strip(self, row: usize, strip: usize) -> ([u16; 2], *mut f32) {
+        let cols = (self.n - strip * NR).min(NR);
+        let mask = u32::MAX >> (NR - cols);
+        ([mask as u16, (mask >> 16) as u16], self.c.wrapping_add(row * self.ldc + strip * NR))
+    }
+
+    /// What the chains of a strip's row start from.
+    ///
+    /// # Safety
+    /// The strip's columns in that row must be readable; the CPU must have AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) unsafe fn begin(self, row: usize, strip: usize) -> [std::arch::x86_64::__m512; 2] {
+        use std::arch::x86_64::{_mm512_maskz_loadu_ps, _mm512_setzero_ps};
+        if self.start == Start::Zero {
+            return [_mm512_setzero_ps(); 2];
+        }
+        let (masks, c) = self.strip(row, strip);
+        // SAFETY: masked lanes are not read; the others by the caller's promise.
+        unsafe { [_mm512_maskz_loadu_ps(masks[0], c), _mm512_maskz_loadu_ps(masks[1], c.wrapping_add(16))] }
+    }
+
+    /// Stores the sums of a strip's row.
+    ///
+    /// # Safety
+    /// The strip's columns in that row must be writable; the CPU must have AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) unsafe fn end(self, row: usize, strip: usize, sums: [std::arch::x86_64::__m512; 2]) {
+        use std::arch::x86_64::_mm512_mask_storeu_ps;
+        let (masks, c) = self.strip(row, strip);
+        // SAFETY: masked lanes are not written; the others by the caller's promise.
+        unsafe {
+            _mm512_mask_storeu_ps(c, masks[0], sums[0]);
+            _mm512_mask_storeu_ps(c.wrapping_add(16), masks[1], sums[1]);
+        }
+    }
+}
+
 /// `C (+)= A B`: C is `[mr, cols]` with row stride `ldc`; A's element (row r, index k) is `a[k * a_step + r]`;
 /// B's element (index k, column j) is `b[k * 32 + j]`, and all 32 columns of it are readable.
 ///
