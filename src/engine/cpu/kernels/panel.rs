@@ -8,8 +8,12 @@ use super::line::with_scratch;
 use super::micro::{MR, NR, Start, Target, tile};
 use super::pool::{Parts, Pool};
 
-/// The most reduced indices of one panel: 256 * 32 floats are 32 KiB.
-pub(super) const KC: usize = 256;
+/// The most reduced indices of one panel: 192 * 32 floats are 24 KiB, half of a first-level cache.
+pub(super) const KC: usize = 192;
+/// The most reduced indices that a task goes through before all rows have seen them, a multiple of [`KC`].
+const DEEP: usize = 8 * KC;
+/// Floats of A that a task works on: 1 MiB, half of a second-level cache.
+const BLOCK: usize = 256 * 1024;
 
 /// A right operand `[k, n]` that can write out panels of itself.
 pub(super) trait Source: Sync {
@@ -75,20 +79,8 @@ pub(super) fn products(
     if m == 0 {
         return;
     }
-    let panels = m.div_ceil(MR);
     with_scratch(m * k, |packed| {
-        let parts = Parts::new(packed);
-        let pack_task = |i: usize| {
-            let rows = cut(m, panels, i);
-            // SAFETY: the rows of different panels are disjoint parts of the scratch.
-            let out = unsafe { parts.slice(rows.start * k, rows.len() * k) };
-            pack(left, rows, k, out);
-        };
-        if m * k < 32 * 1024 {
-            (0..panels).for_each(pack_task)
-        } else {
-            pool.for_each(panels, &pack_task)
-        }
+        pack(pool, isa, [m, k], left, packed);
         let packed = &*packed;
 
         let direct = outputs.iter().all(|output| m <= output.source.direct_rows(isa));
@@ -134,7 +126,7 @@ fn direct_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], ou
     });
 }
 
-/// Each task fills the panels of one strip and runs the microkernel over some rows.
+/// Each task fills the panels of one strip and runs the microkernel over a block of rows.
 fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], outputs: &[Job<'_>]) {
     let panels = m.div_ceil(MR);
     let strips: Vec<(usize, usize)> = outputs
@@ -145,59 +137,148 @@ fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], out
     if strips.is_empty() {
         return;
     }
-    // Few strips: cut the rows too, so that every thread has work. Many rows: keep A's chunk in the cache.
-    let cuts = (4 * pool.threads()).div_ceil(strips.len()).max(panels.div_ceil(96)).clamp(1, panels);
-    let chunks = k.div_ceil(KC).max(1);
-    let chunk = k.div_ceil(chunks).next_multiple_of(64);
-    pool.for_each(strips.len() * cuts, &|task| {
-        let (o, strip) = strips[task / cuts];
-        let &Job { source, target: Target { c, ldc, n, start } } = &outputs[o];
-        let cols = (n - strip * NR).min(NR);
-        with_scratch(KC * NR, |panel| {
-            let mut k0 = 0;
-            loop {
-                let kc = chunk.min(k - k0);
-                source.fill(isa, strip, k0, kc, &mut panel[..kc * NR]);
-                let start = if k0 == 0 { start } else { Start::Old };
-                for i in cut(panels, cuts, task % cuts) {
-                    let rows = cut(m, panels, i);
-                    let mr = rows.len();
-                    let a = &packed[rows.start * k + k0 * mr..rows.end * k];
-                    // SAFETY: C's length is asserted by `products`; the strips and row cuts of tasks are disjoint.
-                    unsafe {
-                        let c = c.add(rows.start * ldc + strip * NR);
-                        tile(isa, [mr, cols, kc], a, mr, panel, c, ldc, start);
+    let deep = k.min(DEEP).max(1);
+    // Row blocks of A that stay in the second-level cache; more of them where strips are too few for all threads.
+    let cuts = panels.div_ceil((BLOCK / (MR * deep)).max(1)).max((4 * pool.threads()).div_ceil(strips.len()));
+    let cuts = cuts.clamp(1, panels);
+    let mut from = 0;
+    loop {
+        let to = (from + DEEP).min(k);
+        let chunk = (to - from).div_ceil((to - from).div_ceil(KC).max(1)).next_multiple_of(64);
+        pool.for_each(strips.len() * cuts, &|task| {
+            // Tasks that follow each other share the rows.
+            let (o, strip) = strips[task % strips.len()];
+            let block = cut(panels, cuts, task / strips.len());
+            let &Job { source, target: Target { c, ldc, n, start } } = &outputs[o];
+            let cols = (n - strip * NR).min(NR);
+            with_scratch(KC * NR, |panel| {
+                let mut k0 = from;
+                loop {
+                    let kc = chunk.min(to - k0);
+                    source.fill(isa, strip, k0, kc, &mut panel[..kc * NR]);
+                    let start = if k0 == 0 { start } else { Start::Old };
+                    for i in block.clone() {
+                        let rows = cut(m, panels, i);
+                        let mr = rows.len();
+                        let a = &packed[rows.start * k + k0 * mr..rows.end * k];
+                        let c = c.wrapping_add(rows.start * ldc + strip * NR);
+                        if i + 1 < block.end {
+                            prefetch(c.wrapping_add(mr * ldc), ldc, mr);
+                        }
+                        // SAFETY: C's length is asserted by `products`; the strips and row blocks of tasks are
+                        // disjoint.
+                        unsafe { tile(isa, [mr, cols, kc], a, mr, panel, c, ldc, start) };
+                    }
+                    k0 += kc;
+                    if k0 >= to {
+                        break;
                     }
                 }
-                k0 += kc;
-                if k0 >= k {
-                    break;
-                }
-            }
+            });
         });
-    });
+        from = to;
+        if from >= k {
+            break;
+        }
+    }
 }
 
-/// Rows of A as `[k][rows]`.
-pub(super) fn pack(left: Left<'_>, rows: Range<usize>, k: usize, out: &mut [f32]) {
-    let mr = rows.len();
-    if left.transposed {
-        for (kk, out) in out.chunks_exact_mut(mr).enumerate().take(k) {
-            let line = &left.data[kk * left.stride + rows.start..][..mr];
-            for (out, &value) in out.iter_mut().zip(line) {
-                *out = value * left.alpha;
+/// Fetches `rows` rows of 32 floats: those that the next tile adds to.
+#[inline]
+fn prefetch(c: *const f32, ldc: usize, rows: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        for row in 0..rows {
+            let line = c.wrapping_add(row * ldc);
+            // SAFETY: a prefetch touches no memory, wherever it points.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(16).cast());
             }
         }
-    } else {
-        // Blocks of 16 along k: one cache line of each row at a time.
-        for k0 in (0..k).step_by(16) {
-            let width = (k - k0).min(16);
-            for (r, row) in rows.clone().enumerate() {
-                let line = &left.data[row * left.stride + k0..][..width];
-                for (j, &value) in line.iter().enumerate() {
-                    out[(k0 + j) * mr + r] = value * left.alpha;
-                }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (c, ldc, rows);
+}
+
+/// Packs A `[m, k]`: panel after panel of up to 12 rows, each `[k][rows]`.
+fn pack(pool: &Pool, isa: Isa, [m, k]: [usize; 2], left: Left<'_>, out: &mut [f32]) {
+    let panels = m.div_ceil(MR);
+    let out = Parts::new(out);
+    // Pieces of 64 indices along k, of all rows where A is transposed: its lines are read from end to end.
+    let (tasks, rows_of) = if left.transposed { (k.div_ceil(64), panels) } else { (panels, 1) };
+    let task = |task: usize| {
+        let (first, ks) =
+            if left.transposed { (0, task * 64..(task * 64 + 64).min(k)) } else { (task, 0..k) };
+        for panel in first..first + rows_of {
+            let rows = cut(m, panels, panel);
+            let mr = rows.len();
+            // SAFETY: different tasks have different rows, or different ks.
+            let out = unsafe { out.slice(rows.start * k + ks.start * mr, ks.len() * mr) };
+            if left.transposed {
+                pack_columns(left, rows, ks.clone(), out);
+            } else {
+                pack_rows(isa, left, rows, k, out);
             }
+        }
+    };
+    if m * k < 32 * 1024 { (0..tasks).for_each(task) } else { pool.for_each(tasks, &task) }
+}
+
+/// `[ks][rows]` of A given as `[k, m]`.
+fn pack_columns(left: Left<'_>, rows: Range<usize>, ks: Range<usize>, out: &mut [f32]) {
+    for (k, out) in ks.zip(out.chunks_exact_mut(rows.len())) {
+        let line = &left.data[k * left.stride + rows.start..][..rows.len()];
+        for (out, &value) in out.iter_mut().zip(line) {
+            *out = value * left.alpha;
+        }
+    }
+}
+
+/// `[k][rows]` of A given as `[m, k]`.
+fn pack_rows(isa: Isa, left: Left<'_>, rows: Range<usize>, k: usize, out: &mut [f32]) {
+    let mr = rows.len();
+    let mut done = 0;
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 && mr > 1 {
+        done = k / 16 * 16;
+        let lines = &left.data[rows.start * left.stride..][..(mr - 1) * left.stride + k];
+        // SAFETY: the CPU has `isa`; `mr` lines of k floats, `k * mr` floats of `out`.
+        unsafe { pack_rows_avx512(lines, left.stride, mr, done, left.alpha, &mut out[..k * mr]) };
+    }
+    let _ = isa;
+    // Blocks of 16 along k: one cache line of each row at a time.
+    for k0 in (done..k).step_by(16) {
+        let width = (k - k0).min(16);
+        for (r, row) in rows.clone().enumerate() {
+            let line = &left.data[row * left.stride + k0..][..width];
+            for (j, &value) in line.iter().enumerate() {
+                out[(k0 + j) * mr + r] = value * left.alpha;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The CPU must have AVX-512F; `data` holds `rows` (1 to 16) lines of `k` floats `stride` apart, `out` `k * rows`
+/// floats; k is a multiple of 16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn pack_rows_avx512(data: &[f32], stride: usize, rows: usize, k: usize, alpha: f32, out: &mut [f32]) {
+    use std::arch::x86_64::*;
+    debug_assert!((1..=16).contains(&rows) && k.is_multiple_of(16) && out.len() >= k * rows);
+    let mask = u16::MAX >> (16 - rows);
+    let alpha = _mm512_set1_ps(alpha);
+    for k0 in (0..k).step_by(16) {
+        let mut lines = [_mm512_setzero_ps(); 16];
+        for (r, line) in lines.iter_mut().enumerate().take(rows) {
+            // SAFETY: 16 floats of line r, by the caller's promise.
+            *line = _mm512_mul_ps(unsafe { _mm512_loadu_ps(data.as_ptr().add(r * stride + k0)) }, alpha);
+        }
+        for (j, column) in super::dense::transposed_16(lines).into_iter().enumerate() {
+            // SAFETY: `rows` floats of `out`.
+            unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr().add((k0 + j) * rows), mask, column) };
         }
     }
 }
