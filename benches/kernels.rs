@@ -110,7 +110,7 @@ impl Bench {
             for m in [1, 2, 4, 8, 32] {
                 let x = numbers(m * INTERMEDIATE);
                 let mut out = vec![0.0; m * 2 * INTERMEDIATE];
-                let time = best(7, || layers.iter().for_each(|layer| layer.forward(&self.pool, &x, m, &mut out)));
+                let time = best(9, || layers.iter().for_each(|layer| layer.forward(&self.pool, &x, m, &mut out)));
                 self.report(&format!("decode layers {format:?} m={m}"), time, 2.0 * weights * m as f64, bytes);
             }
         }
@@ -137,10 +137,10 @@ impl Bench {
             let w = matrix(format, INTERMEDIATE, HIDDEN);
             let (x, mut y) = (numbers(m * HIDDEN), numbers(m * INTERMEDIATE));
             let flops = 2.0 * (m * HIDDEN * INTERMEDIATE) as f64;
-            let time = best(3, || w.product(&self.pool, &x, m, &mut y, false));
+            let time = best(9, || w.product(&self.pool, &x, m, &mut y, false));
             self.report(&format!("train {format:?} x W^T, m={m}"), time, flops, 0.0);
             let mut dx = vec![0.0; m * HIDDEN];
-            let time = best(3, || w.product_transposed(&self.pool, &y, m, &mut dx, false));
+            let time = best(9, || w.product_transposed(&self.pool, &y, m, &mut dx, false));
             self.report(&format!("train {format:?} dy W, m={m}"), time, flops, 0.0);
         }
         let head = matrix(Format::Bf16, VOCAB, HIDDEN);

@@ -207,6 +207,7 @@ mod x86 {
                     sum[0] = _mm512_fmadd_ps(value, low, sum[0]);
                     sum[1] = _mm512_fmadd_ps(value, high, sum[1]);
                 }
+                _mm_prefetch::<_MM_HINT_T0>(a.wrapping_add(32 * a_step).cast());
                 a = a.wrapping_add(a_step);
                 b = b.add(NR);
             }

@@ -6,7 +6,7 @@ use super::*;
 
 /// (n, k); k suits every format where it is a multiple of 32.
 const SHAPES: [(usize, usize); 6] = [(48, 64), (33, 96), (1, 32), (200, 576), (70, 1536), (576, 192)];
-const ROWS: [usize; 8] = [1, 2, 3, 4, 7, 8, 33, 200];
+const ROWS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 67, 200];
 
 /// A matrix of each format and its exact row-major values.
 fn matrices(n: usize, k: usize, numbers: &mut Numbers) -> Vec<(Matrix, Vec<f32>)> {

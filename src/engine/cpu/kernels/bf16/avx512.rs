@@ -9,7 +9,7 @@ use super::super::micro::{NR, Target};
 use super::Bf16;
 
 /// Rows that [`direct`] multiplies.
-pub(super) const DIRECT_ROWS: usize = 4;
+pub(super) const DIRECT_ROWS: usize = 8;
 
 /// Bytes ahead of the pairs that are read now.
 const AHEAD: usize = 2048;
@@ -62,6 +62,10 @@ pub(super) unsafe fn direct(w: &Bf16, strips: Range<usize>, a: &[f32], m: usize,
                 (3, _) => strips_of::<3, 1>(w, strip, a, target),
                 (4, 2..) => strips_of::<4, 2>(w, strip, a, target),
                 (4, _) => strips_of::<4, 1>(w, strip, a, target),
+                (5, _) => strips_of::<5, 1>(w, strip, a, target),
+                (6, _) => strips_of::<6, 1>(w, strip, a, target),
+                (7, _) => strips_of::<7, 1>(w, strip, a, target),
+                (8, _) => strips_of::<8, 1>(w, strip, a, target),
                 _ => unreachable!("1 to {DIRECT_ROWS} rows"),
             };
         }

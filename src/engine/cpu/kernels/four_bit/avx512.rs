@@ -8,8 +8,8 @@ use super::super::line::Line;
 use super::super::micro::{NR, Target};
 use super::FourBit;
 
-/// Rows that [`direct`] multiplies: with more, a panel in the cache costs less than decoding with few registers.
-pub(super) const DIRECT_ROWS: usize = 3;
+/// Rows that [`direct`] multiplies; the sums of more would leave too few registers for decoding.
+pub(super) const DIRECT_ROWS: usize = 8;
 
 /// Bytes ahead of the code that is read now; a strip follows the other, so this is never wasted but at the end.
 const AHEAD: usize = 2048;
@@ -82,26 +82,29 @@ pub(super) unsafe fn direct(w: &FourBit, strips: Range<usize>, a: &[f32], m: usi
         let two = strips.end - strip >= 2;
         // SAFETY: the caller's promises.
         unsafe {
-            match (m, two) {
+            strip += match (m, two) {
                 (1, true) => strips_of::<1, 2>(w, strip, a, target),
                 (1, false) => strips_of::<1, 1>(w, strip, a, target),
                 (2, true) => strips_of::<2, 2>(w, strip, a, target),
                 (2, false) => strips_of::<2, 1>(w, strip, a, target),
-                (3, true) => strips_of::<3, 2>(w, strip, a, target),
-                (3, false) => strips_of::<3, 1>(w, strip, a, target),
+                (3, _) => strips_of::<3, 1>(w, strip, a, target),
+                (4, _) => strips_of::<4, 1>(w, strip, a, target),
+                (5, _) => strips_of::<5, 1>(w, strip, a, target),
+                (6, _) => strips_of::<6, 1>(w, strip, a, target),
+                (7, _) => strips_of::<7, 1>(w, strip, a, target),
+                (8, _) => strips_of::<8, 1>(w, strip, a, target),
                 _ => unreachable!("1 to {DIRECT_ROWS} rows"),
-            }
+            };
         }
-        strip += 1 + usize::from(two);
     }
 }
 
-/// `S` strips from `first` on, for `M` rows.
+/// `S` strips from `first` on, for `M` rows; gives `S`.
 ///
 /// # Safety
 /// As [`direct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn strips_of<const M: usize, const S: usize>(w: &FourBit, first: usize, a: &[f32], target: Target) {
+unsafe fn strips_of<const M: usize, const S: usize>(w: &FourBit, first: usize, a: &[f32], target: Target) -> usize {
     let (blocks, groups) = (w.blocks(), w.groups());
     let a = &a.as_chunks::<M>().0[..w.k];
     // SAFETY: 16 floats.
@@ -148,6 +151,7 @@ unsafe fn strips_of<const M: usize, const S: usize>(w: &FourBit, first: usize, a
             unsafe { target.end(m, first + s, *sum) };
         }
     }
+    S
 }
 
 /// `sums += a * weights` for code `at` of each word.
