@@ -35,11 +35,12 @@ impl Bench {
     fn run(mut self) {
         println!("{} threads", self.pool.threads());
         self.limits();
-        let parts: [(&str, fn(&Self)); 6] = [
+        let parts: [(&str, fn(&Self)); 7] = [
             ("pool", Self::latency),
             ("decode", Self::decode),
             ("head", Self::head),
             ("train", Self::train),
+            ("lora", Self::lora),
             ("attention", Self::attention),
             ("vector", Self::vectors),
         ];
@@ -152,7 +153,9 @@ impl Bench {
         let mut dx = vec![0.0; m * HIDDEN];
         let time = best(2, || head.product_transposed(&self.pool, &y, m, &mut dx, false));
         self.report(&format!("train head dy W, m={m}"), time, flops, 0.0);
+    }
 
+    fn lora(&self) {
         let m = 1024;
         for (what, [m, n, k], ta, tb) in [
             ("x A^T", [m, RANK, INTERMEDIATE], false, true),
@@ -172,7 +175,7 @@ impl Bench {
             let mut c = vec![0.0; m * n];
             let time = best(20, || gemm(&self.pool, [m, n, k], 1.0, left, right, 1.0, (&mut c, n)));
             let bytes = 4.0 * (m * k + n * k + m * n) as f64;
-            self.report(&format!("train lora {what} [{m}, {n}, {k}]"), time, 2.0 * (m * n * k) as f64, bytes);
+            self.report(&format!("lora {what} [{m}, {n}, {k}]"), time, 2.0 * (m * n * k) as f64, bytes);
         }
     }
 

@@ -209,8 +209,7 @@ fn pack(pool: &Pool, isa: Isa, [m, k]: [usize; 2], left: Left<'_>, out: &mut [f3
     // Pieces of 64 indices along k, of all rows where A is transposed: its lines are read from end to end.
     let (tasks, rows_of) = if left.transposed { (k.div_ceil(64), panels) } else { (panels, 1) };
     let task = |task: usize| {
-        let (first, ks) =
-            if left.transposed { (0, task * 64..(task * 64 + 64).min(k)) } else { (task, 0..k) };
+        let (first, ks) = if left.transposed { (0, task * 64..(task * 64 + 64).min(k)) } else { (task, 0..k) };
         for panel in first..first + rows_of {
             let rows = cut(m, panels, panel);
             let mr = rows.len();
@@ -239,9 +238,15 @@ fn pack_columns(left: Left<'_>, rows: Range<usize>, ks: Range<usize>, out: &mut 
 /// `[k][rows]` of A given as `[m, k]`.
 fn pack_rows(isa: Isa, left: Left<'_>, rows: Range<usize>, k: usize, out: &mut [f32]) {
     let mr = rows.len();
+    if mr == 1 {
+        for (out, &value) in out.iter_mut().zip(&left.data[rows.start * left.stride..][..k]) {
+            *out = value * left.alpha;
+        }
+        return;
+    }
     let mut done = 0;
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Avx512 && mr > 1 {
+    if isa == Isa::Avx512 {
         done = k / 16 * 16;
         let lines = &left.data[rows.start * left.stride..][..(mr - 1) * left.stride + k];
         // SAFETY: the CPU has `isa`; `mr` lines of k floats, `k * mr` floats of `out`.
