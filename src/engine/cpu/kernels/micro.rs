@@ -2,6 +2,7 @@
 //! panel `[kc][32]`. All dense work ends here. Each output is one chain over k (see the chain rule in mod.rs).
 
 use super::isa::{Isa, multiply_add};
+use super::line::Line;
 
 /// Columns of a panel of B.
 pub(super) const NR: usize = 32;
@@ -68,7 +69,8 @@ impl Target {
 }
 
 /// `C (+)= A B`: C is `[mr, cols]` with row stride `ldc`; A's element (row r, index k) is `a[k * a_step + r]`;
-/// B's element (index k, column j) is `b[k * 32 + j]`, and all 32 columns of it are readable.
+/// B's element (index k, column j) is `b[k * 32 + j]`, and all 32 columns of it are readable. Unless `ahead` is null,
+/// one line per k is fetched from there on for the work after this tile.
 ///
 /// # Safety
 /// `c` must point to a region of `(mr - 1) * ldc + cols` floats that this call may write exclusively.
@@ -85,6 +87,7 @@ pub(super) unsafe fn tile(
     c: *mut f32,
     ldc: usize,
     start: Start,
+    ahead: *const Line,
 ) {
     assert!((1..=MR).contains(&mr) && (1..=NR).contains(&cols), "tile of {mr} x {cols}");
     assert!(kc == 0 || (a.len() >= (kc - 1) * a_step + mr && b.len() >= kc * NR), "operands of a tile too short");
@@ -93,7 +96,7 @@ pub(super) unsafe fn tile(
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::tile_avx512([mr, cols, kc], a.as_ptr(), a_step, b.as_ptr(), c, ldc, start),
+            Isa::Avx512 => x86::tile_avx512([mr, cols, kc], a.as_ptr(), a_step, b.as_ptr(), c, ldc, start, ahead),
             _ if cols < NR => {
                 let mut full = [0f32; MR * NR];
                 if start == Start::Old {
@@ -147,12 +150,13 @@ unsafe fn full_tile(
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{NR, Start};
+    use super::{Line, NR, Start};
     use std::arch::x86_64::*;
 
     /// # Safety
     /// As [`super::tile`]; the CPU must have AVX-512F.
     #[target_feature(enable = "avx512f")]
+    #[expect(clippy::too_many_arguments, reason = "as `tile`")]
     pub(super) unsafe fn tile_avx512(
         [mr, cols, kc]: [usize; 3],
         a: *const f32,
@@ -161,12 +165,13 @@ mod x86 {
         c: *mut f32,
         ldc: usize,
         start: Start,
+        ahead: *const Line,
     ) {
         macro_rules! rows {
             ($($rows:literal)*) => {
                 match mr {
                     // SAFETY: the caller's promises.
-                    $($rows => unsafe { rows_avx512::<$rows>([cols, kc], a, a_step, b, c, ldc, start) },)*
+                    $($rows => unsafe { rows_avx512::<$rows>([cols, kc], a, a_step, b, c, ldc, start, ahead) },)*
                     _ => unreachable!("tiles have 1 to 12 rows"),
                 }
             };
@@ -177,6 +182,7 @@ mod x86 {
     /// # Safety
     /// As [`super::tile`]; the CPU must have AVX-512F.
     #[target_feature(enable = "avx512f")]
+    #[expect(clippy::too_many_arguments, reason = "as `tile`")]
     unsafe fn rows_avx512<const ROWS: usize>(
         [cols, kc]: [usize; 2],
         a: *const f32,
@@ -185,6 +191,7 @@ mod x86 {
         c: *mut f32,
         ldc: usize,
         start: Start,
+        ahead: *const Line,
     ) {
         let mask = u32::MAX >> (32 - cols);
         let masks = [mask as u16, (mask >> 16) as u16];
@@ -198,8 +205,11 @@ mod x86 {
                     }
                 }
             }
-            let (mut a, mut b) = (a, b);
+            // The panel itself is in the cache: fetching it costs nothing.
+            let (mut a, mut b, mut ahead) = (a, b, if ahead.is_null() { b.cast() } else { ahead });
             for _ in 0..kc {
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                ahead = ahead.wrapping_add(1);
                 let low = _mm512_loadu_ps(b);
                 let high = _mm512_loadu_ps(b.add(16));
                 for (r, sum) in sums.iter_mut().enumerate() {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::isa::Isa;
-use super::line::with_scratch;
+use super::line::{Line, with_scratch};
 use super::micro::{MR, NR, Start, Target, tile};
 use super::pool::{Parts, Pool};
 
@@ -20,6 +20,11 @@ pub(super) trait Source: Sync {
     /// Writes the elements `[k0, k0 + kc)` x `[32 * strip, 32 * strip + 32)` to `out` `[kc][32]`; columns beyond n
     /// become 0. `k0` is a multiple of 64; `kc` is at most [`KC`].
     fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]);
+
+    /// Where the packed elements from (`strip`, `k0`) on lie, to be fetched ahead; null where that brings nothing.
+    fn address(&self, _strip: usize, _k0: usize) -> *const Line {
+        std::ptr::null()
+    }
 
     /// Up to how many rows of A [`Source::direct`] multiplies; 0 where there is no such code.
     fn direct_rows(&self, _: Isa) -> usize {
@@ -141,46 +146,71 @@ fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], out
     // Row blocks of A that stay in the second-level cache; more of them where strips are too few for all threads.
     let cuts = panels.div_ceil((BLOCK / (MR * deep)).max(1)).max((4 * pool.threads()).div_ceil(strips.len()));
     let cuts = cuts.clamp(1, panels);
+    // A task's strips follow each other in memory, so that the next one can be fetched ahead.
+    let each = (strips.len() * cuts / (8 * pool.threads())).clamp(1, 8);
+    let groups = strips.len().div_ceil(each);
     let mut from = 0;
     loop {
         let to = (from + DEEP).min(k);
-        let chunk = (to - from).div_ceil((to - from).div_ceil(KC).max(1)).next_multiple_of(64);
-        pool.for_each(strips.len() * cuts, &|task| {
+        pool.for_each(groups * cuts, &|task| {
             // Tasks that follow each other share the rows.
-            let (o, strip) = strips[task % strips.len()];
-            let block = cut(panels, cuts, task / strips.len());
-            let &Job { source, target: Target { c, ldc, n, start } } = &outputs[o];
-            let cols = (n - strip * NR).min(NR);
-            with_scratch(KC * NR, |panel| {
-                let mut k0 = from;
-                loop {
-                    let kc = chunk.min(to - k0);
-                    source.fill(isa, strip, k0, kc, &mut panel[..kc * NR]);
-                    let start = if k0 == 0 { start } else { Start::Old };
-                    for i in block.clone() {
-                        let rows = cut(m, panels, i);
-                        let mr = rows.len();
-                        let a = &packed[rows.start * k + k0 * mr..rows.end * k];
-                        let c = c.wrapping_add(rows.start * ldc + strip * NR);
-                        if i + 1 < block.end {
-                            prefetch(c.wrapping_add(mr * ldc), ldc, mr);
-                        }
-                        // SAFETY: C's length is asserted by `products`; the strips and row blocks of tasks are
-                        // disjoint.
-                        unsafe { tile(isa, [mr, cols, kc], a, mr, panel, c, ldc, start) };
-                    }
-                    k0 += kc;
-                    if k0 >= to {
-                        break;
-                    }
-                }
-            });
+            let group = task % groups * each;
+            let block = cut(panels, cuts, task / groups);
+            for &(o, strip) in &strips[group..(group + each).min(strips.len())] {
+                // SAFETY: C's length is asserted by `products`; the strips and row blocks of tasks are disjoint.
+                unsafe { strip_product(isa, [m, k], packed, &outputs[o], strip, block.clone(), from..to) };
+            }
         });
         from = to;
         if from >= k {
             break;
         }
     }
+}
+
+/// `C (+)= A B` for one strip, a range of row panels and a range of k.
+///
+/// # Safety
+/// The strip of C must be writable in these rows by this call alone.
+unsafe fn strip_product(
+    isa: Isa,
+    [m, k]: [usize; 2],
+    packed: &[f32],
+    &Job { source, target }: &Job<'_>,
+    strip: usize,
+    block: Range<usize>,
+    ks: Range<usize>,
+) {
+    let Target { c, ldc, n, start } = target;
+    let panels = m.div_ceil(MR);
+    let cols = (n - strip * NR).min(NR);
+    let chunk = ks.len().div_ceil(ks.len().div_ceil(KC).max(1)).next_multiple_of(64);
+    with_scratch(KC * NR, |panel| {
+        let mut k0 = ks.start;
+        loop {
+            let kc = chunk.min(ks.end - k0);
+            source.fill(isa, strip, k0, kc, &mut panel[..kc * NR]);
+            let start = if k0 == 0 { start } else { Start::Old };
+            let mut ahead = source.address(strip, k0 + kc);
+            for i in block.clone() {
+                let rows = cut(m, panels, i);
+                let mr = rows.len();
+                let a = &packed[rows.start * k + k0 * mr..rows.end * k];
+                let c = c.wrapping_add(rows.start * ldc + strip * NR);
+                if i + 1 < block.end {
+                    prefetch(c.wrapping_add(mr * ldc), ldc, mr);
+                }
+                // SAFETY: the caller's promise.
+                unsafe { tile(isa, [mr, cols, kc], a, mr, panel, c, ldc, start, ahead) };
+                // A tile fetches a line per k, which is as much as a chunk of any format has.
+                ahead = std::ptr::null();
+            }
+            k0 += kc;
+            if k0 >= ks.end {
+                break;
+            }
+        }
+    });
 }
 
 /// Fetches `rows` rows of 32 floats: those that the next tile adds to.

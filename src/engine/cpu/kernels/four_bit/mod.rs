@@ -141,6 +141,10 @@ impl Source for FourBit {
         }
     }
 
+    fn address(&self, strip: usize, k0: usize) -> *const Line {
+        self.codes.as_ptr().wrapping_add((strip * self.blocks() + k0 / 8) * 2)
+    }
+
     #[cfg(target_arch = "x86_64")]
     fn direct_rows(&self, isa: Isa) -> usize {
         if isa == Isa::Avx512 { avx512::DIRECT_ROWS } else { 0 }
