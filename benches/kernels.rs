@@ -35,18 +35,18 @@ impl Bench {
     fn run(mut self) {
         println!("{} threads", self.pool.threads());
         self.limits();
-        let parts: [(&str, fn(&Self)); 7] = [
-            ("pool", Self::latency),
-            ("decode", Self::decode),
-            ("head", Self::head),
-            ("train", Self::train),
-            ("lora", Self::lora),
-            ("attention", Self::attention),
-            ("vector", Self::vectors),
-        ];
-        for (name, part) in parts {
-            if name.contains(&self.filter) {
-                part(&self);
+        for name in ["pool", "decode", "head", "train", "lora", "attention", "vector"] {
+            if !name.contains(&self.filter) {
+                continue;
+            }
+            match name {
+                "pool" => self.latency(),
+                "decode" => self.decode(),
+                "head" => self.head(),
+                "train" => self.train(),
+                "lora" => self.lora(),
+                "attention" => self.attention(),
+                _ => self.vectors(),
             }
         }
     }

@@ -191,7 +191,7 @@ impl Matrix {
                     (Storage::FourBit(w), _) => w,
                     (Storage::Dense(_), dense) => dense,
                 };
-                Output { source, n: w.n, c: &mut **y, ldc: w.n }
+                Output { source, n: w.n, c: y, ldc: w.n }
             })
             .collect();
         let left = Left { data: x, stride: k, transposed: false, alpha: 1.0 };

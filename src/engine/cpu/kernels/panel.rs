@@ -142,7 +142,7 @@ fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], out
     if strips.is_empty() {
         return;
     }
-    let deep = k.min(DEEP).max(1);
+    let deep = k.clamp(1, DEEP);
     // Row blocks of A that stay in the second-level cache; more of them where strips are too few for all threads.
     let cuts = panels.div_ceil((BLOCK / (MR * deep)).max(1)).max((4 * pool.threads()).div_ceil(strips.len()));
     let cuts = cuts.clamp(1, panels);
