@@ -18,7 +18,7 @@ const BLOCK: usize = 256 * 1024;
 /// A right operand `[k, n]` that can write out panels of itself.
 pub(super) trait Source: Sync {
     /// Writes the elements `[k0, k0 + kc)` x `[32 * strip, 32 * strip + 32)` to `out` `[kc][32]`; columns beyond n
-    /// become 0. `k0` is a multiple of 64; `kc` is at most [`KC`].
+    /// become 0. `k0` is a multiple of 64; `kc` is 1 to [`KC`].
     fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]);
 
     /// Where the packed elements from (`strip`, `k0`) on lie, to be fetched ahead; null where that brings nothing.
@@ -189,7 +189,9 @@ unsafe fn strip_product(
         let mut k0 = ks.start;
         loop {
             let kc = chunk.min(ks.end - k0);
-            source.fill(isa, strip, k0, kc, &mut panel[..kc * NR]);
+            if kc > 0 {
+                source.fill(isa, strip, k0, kc, &mut panel[..kc * NR]);
+            }
             let start = if k0 == 0 { start } else { Start::Old };
             let mut ahead = source.address(strip, k0 + kc);
             for i in block.clone() {
