@@ -87,8 +87,8 @@ impl Bench {
         });
         println!("pool: an empty for_each takes {:.2} us", time / f64::from(rounds) * 1e6);
         let pause = |pause: Duration| {
-            let time = best(5, || {
-                (0..1000).for_each(|_| {
+            let time = best(50, || {
+                (0..100).for_each(|_| {
                     let start = Instant::now();
                     while start.elapsed() < pause {
                         std::hint::spin_loop();
@@ -98,7 +98,7 @@ impl Bench {
                     });
                 });
             });
-            println!("pool: after {pause:?} of other work {:.2} us", time * 1e3 - pause.as_secs_f64() * 1e6);
+            println!("pool: after {pause:?} of other work {:.2} us", time * 1e4 - pause.as_secs_f64() * 1e6);
         };
         [20, 200].into_iter().map(Duration::from_micros).for_each(pause);
     }
