@@ -92,6 +92,8 @@ pub(super) unsafe fn tile(
     assert!((1..=MR).contains(&mr) && (1..=NR).contains(&cols), "tile of {mr} x {cols}");
     assert!(kc == 0 || (a.len() >= (kc - 1) * a_step + mr && b.len() >= kc * NR), "operands of a tile too short");
     debug_assert!(mr == 1 || ldc >= cols);
+    // Only AVX-512 code fetches ahead.
+    let _ = ahead;
     // SAFETY: lengths by the assertions, C by the caller; the CPU has `isa`, since `Isa::all` lists only such.
     unsafe {
         match isa {

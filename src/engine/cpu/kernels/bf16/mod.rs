@@ -4,11 +4,14 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
 use super::isa::Isa;
 use super::line::Line;
-use super::micro::{NR, Target};
+use super::micro::NR;
+#[cfg(target_arch = "x86_64")]
+use super::micro::Target;
 use super::panel::Source;
 
 #[derive(Clone, Debug)]
