@@ -38,51 +38,56 @@ impl Source for Rows<'_> {
     fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
         let first = strip * NR;
         let rows = (self.n - first).min(NR);
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Avx512 {
+            let lines = &self.data[first * self.stride + k0..][..(rows - 1) * self.stride + kc];
+            // SAFETY: the CPU has `isa`, since `Isa::all` lists only such; `rows` lines of kc floats.
+            return unsafe { transpose_avx512(lines, self.stride, rows, out.as_chunks_mut().0, kc) };
+        }
+        let _ = isa;
         if rows < NR {
             out[..kc * NR].fill(0.0);
         }
-        let mut done = 0;
-        #[cfg(target_arch = "x86_64")]
-        if isa == Isa::Avx512 && rows == NR {
-            done = kc / 16 * 16;
-            assert!(self.data.len() >= (first + NR - 1) * self.stride + k0 + kc && out.len() >= kc * NR);
-            for k in (0..done).step_by(16) {
-                for half in [0, 16] {
-                    // SAFETY: 16 rows of 16 floats in `data`, 16 lines of 16 floats in `out`: asserted above.
-                    unsafe {
-                        let from = self.data.as_ptr().add((first + half) * self.stride + k0 + k);
-                        transpose_16(from, self.stride, out.as_mut_ptr().add(k * NR + half), NR);
-                    }
-                }
-            }
-        }
-        let _ = isa;
         for r in 0..rows {
             let line = &self.data[(first + r) * self.stride + k0..][..kc];
-            for (k, &value) in line.iter().enumerate().skip(done) {
+            for (k, &value) in line.iter().enumerate() {
                 out[k * NR + r] = value;
             }
         }
     }
 }
 
-/// Transposes 16 x 16 floats.
+/// `out [kc][32]` = the transpose of `rows` lines of kc floats, `stride` apart; columns beyond `rows` become 0.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable at 16 floats in each of 16 rows of the given strides; the CPU must
-/// have AVX-512F.
+/// `data` must hold the lines; the CPU must have AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn transpose_16(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+unsafe fn transpose_avx512(data: &[f32], stride: usize, rows: usize, out: &mut [[f32; NR]], kc: usize) {
     use std::arch::x86_64::*;
-    // SAFETY: the caller's promises.
-    unsafe {
-        let mut rows = [_mm512_setzero_ps(); 16];
-        for (i, row) in rows.iter_mut().enumerate() {
-            *row = _mm512_loadu_ps(from.add(i * from_stride));
-        }
-        for (i, row) in transposed_16(rows).iter().enumerate() {
-            _mm512_storeu_ps(to.add(i * to_stride), *row);
+    debug_assert!((1..=NR).contains(&rows) && data.len() >= (rows - 1) * stride + kc);
+    for (i, out) in out[..kc].chunks_mut(16).enumerate() {
+        let mask = u16::MAX >> (16 - out.len());
+        for half in [0, 16] {
+            let count = rows.saturating_sub(half).min(16);
+            let mut lines = [_mm512_setzero_ps(); 16];
+            // SAFETY: floats of line half + r, those beyond kc masked.
+            let load = |r| unsafe { _mm512_maskz_loadu_ps(mask, data.as_ptr().add((half + r) * stride + i * 16)) };
+            if count == 16 {
+                // Apart, so that the lines stay in registers.
+                for (r, line) in lines.iter_mut().enumerate() {
+                    *line = load(r);
+                }
+            } else {
+                for (r, line) in lines.iter_mut().enumerate().take(count) {
+                    *line = load(r);
+                }
+            }
+            let lines = if count == 0 { lines } else { transposed_16(lines) };
+            for (out, column) in out.iter_mut().zip(lines) {
+                // SAFETY: a half of 32 floats.
+                unsafe { _mm512_storeu_ps(out.as_mut_ptr().add(half), column) };
+            }
         }
     }
 }

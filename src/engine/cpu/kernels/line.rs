@@ -28,17 +28,17 @@ pub(super) fn flat_mut(lines: &mut [Floats]) -> &mut [f32] {
 
 /// Runs `f` with `len` aligned floats of unspecified content, kept by the thread for the next call.
 pub(super) fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    use std::cell::Cell;
+    use std::cell::RefCell;
     thread_local! {
-        static SCRATCH: Cell<Vec<Floats>> = const { Cell::new(Vec::new()) };
+        // The free ones: calls nest.
+        static SCRATCH: RefCell<Vec<Vec<Floats>>> = const { RefCell::new(Vec::new()) };
     }
-    // A nested call finds it empty and makes its own.
-    let mut lines = SCRATCH.take();
+    let mut lines = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
     let wanted = len.div_ceil(16);
     if lines.len() < wanted {
         lines.resize(wanted, Floats::ZERO);
     }
     let result = f(&mut flat_mut(&mut lines)[..len]);
-    SCRATCH.set(lines);
+    SCRATCH.with_borrow_mut(|free| free.push(lines));
     result
 }

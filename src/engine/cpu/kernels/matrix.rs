@@ -65,8 +65,9 @@ impl Matrix {
     }
 
     fn nvfp4(packed: &[u8], scales: &[u8], global: Global, n: usize, k: usize) -> Self {
-        let bytes = strips(scales, 16, n, k);
-        Self::e2m1(Format::Nvfp4, packed, Scales::E4m3 { bytes, global }, 16, [n, k])
+        let scales = Scales::E4m3 { bytes: strips(scales, 16, n, k), global };
+        let scales = if global.is_tame() { scales } else { scales.widened() };
+        Self::e2m1(Format::Nvfp4, packed, scales, 16, [n, k])
     }
 
     /// MXFP4: `packed` `[n, k/2]`, low nibble first, `scales` `[n, k/32]` with value 2^(byte - 127); k is a multiple
@@ -190,7 +191,7 @@ impl Matrix {
                     (Storage::FourBit(w), _) => w,
                     (Storage::Dense(_), dense) => dense,
                 };
-                Output { source, n: w.n, c: &mut **y, ldc: w.n }
+                Output { source, n: w.n, c: y, ldc: w.n }
             })
             .collect();
         let left = Left { data: x, stride: k, transposed: false, alpha: 1.0 };

@@ -2,6 +2,7 @@
 //! panel `[kc][32]`. All dense work ends here. Each output is one chain over k (see the chain rule in mod.rs).
 
 use super::isa::{Isa, multiply_add};
+use super::line::Line;
 
 /// Columns of a panel of B.
 pub(super) const NR: usize = 32;
@@ -16,8 +17,60 @@ pub(super) enum Start {
     Old,
 }
 
+/// Where a product without panels goes: C `[m, n]` with row stride `ldc`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub c: *mut f32,
+    pub ldc: usize,
+    pub n: usize,
+    pub start: Start,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Target {
+    /// The masks of the columns of a strip that exist, and the first of them in row `row`.
+    fn strip(self, row: usize, strip: usize) -> ([u16; 2], *mut f32) {
+        let cols = (self.n - strip * NR).min(NR);
+        let mask = u32::MAX >> (NR - cols);
+        ([mask as u16, (mask >> 16) as u16], self.c.wrapping_add(row * self.ldc + strip * NR))
+    }
+
+    /// What the chains of a strip's row start from.
+    ///
+    /// # Safety
+    /// The strip's columns in that row must be readable; the CPU must have AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) unsafe fn begin(self, row: usize, strip: usize) -> [std::arch::x86_64::__m512; 2] {
+        use std::arch::x86_64::{_mm512_maskz_loadu_ps, _mm512_setzero_ps};
+        if self.start == Start::Zero {
+            return [_mm512_setzero_ps(); 2];
+        }
+        let (masks, c) = self.strip(row, strip);
+        // SAFETY: masked lanes are not read; the others by the caller's promise.
+        unsafe { [_mm512_maskz_loadu_ps(masks[0], c), _mm512_maskz_loadu_ps(masks[1], c.wrapping_add(16))] }
+    }
+
+    /// Stores the sums of a strip's row.
+    ///
+    /// # Safety
+    /// The strip's columns in that row must be writable; the CPU must have AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) unsafe fn end(self, row: usize, strip: usize, sums: [std::arch::x86_64::__m512; 2]) {
+        use std::arch::x86_64::_mm512_mask_storeu_ps;
+        let (masks, c) = self.strip(row, strip);
+        // SAFETY: masked lanes are not written; the others by the caller's promise.
+        unsafe {
+            _mm512_mask_storeu_ps(c, masks[0], sums[0]);
+            _mm512_mask_storeu_ps(c.wrapping_add(16), masks[1], sums[1]);
+        }
+    }
+}
+
 /// `C (+)= A B`: C is `[mr, cols]` with row stride `ldc`; A's element (row r, index k) is `a[k * a_step + r]`;
-/// B's element (index k, column j) is `b[k * 32 + j]`, and all 32 columns of it are readable.
+/// B's element (index k, column j) is `b[k * 32 + j]`, and all 32 columns of it are readable. Unless `ahead` is null,
+/// one line per k is fetched from there on for the work after this tile.
 ///
 /// # Safety
 /// `c` must point to a region of `(mr - 1) * ldc + cols` floats that this call may write exclusively.
@@ -34,15 +87,18 @@ pub(super) unsafe fn tile(
     c: *mut f32,
     ldc: usize,
     start: Start,
+    ahead: *const Line,
 ) {
     assert!((1..=MR).contains(&mr) && (1..=NR).contains(&cols), "tile of {mr} x {cols}");
     assert!(kc == 0 || (a.len() >= (kc - 1) * a_step + mr && b.len() >= kc * NR), "operands of a tile too short");
     debug_assert!(mr == 1 || ldc >= cols);
+    // Only AVX-512 code fetches ahead.
+    let _ = ahead;
     // SAFETY: lengths by the assertions, C by the caller; the CPU has `isa`, since `Isa::all` lists only such.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::tile_avx512([mr, cols, kc], a.as_ptr(), a_step, b.as_ptr(), c, ldc, start),
+            Isa::Avx512 => x86::tile_avx512([mr, cols, kc], a.as_ptr(), a_step, b.as_ptr(), c, ldc, start, ahead),
             _ if cols < NR => {
                 let mut full = [0f32; MR * NR];
                 if start == Start::Old {
@@ -96,12 +152,13 @@ unsafe fn full_tile(
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{NR, Start};
+    use super::{Line, NR, Start};
     use std::arch::x86_64::*;
 
     /// # Safety
     /// As [`super::tile`]; the CPU must have AVX-512F.
     #[target_feature(enable = "avx512f")]
+    #[expect(clippy::too_many_arguments, reason = "as `tile`")]
     pub(super) unsafe fn tile_avx512(
         [mr, cols, kc]: [usize; 3],
         a: *const f32,
@@ -110,12 +167,13 @@ mod x86 {
         c: *mut f32,
         ldc: usize,
         start: Start,
+        ahead: *const Line,
     ) {
         macro_rules! rows {
             ($($rows:literal)*) => {
                 match mr {
                     // SAFETY: the caller's promises.
-                    $($rows => unsafe { rows_avx512::<$rows>([cols, kc], a, a_step, b, c, ldc, start) },)*
+                    $($rows => unsafe { rows_avx512::<$rows>([cols, kc], a, a_step, b, c, ldc, start, ahead) },)*
                     _ => unreachable!("tiles have 1 to 12 rows"),
                 }
             };
@@ -126,6 +184,7 @@ mod x86 {
     /// # Safety
     /// As [`super::tile`]; the CPU must have AVX-512F.
     #[target_feature(enable = "avx512f")]
+    #[expect(clippy::too_many_arguments, reason = "as `tile`")]
     unsafe fn rows_avx512<const ROWS: usize>(
         [cols, kc]: [usize; 2],
         a: *const f32,
@@ -134,6 +193,7 @@ mod x86 {
         c: *mut f32,
         ldc: usize,
         start: Start,
+        ahead: *const Line,
     ) {
         let mask = u32::MAX >> (32 - cols);
         let masks = [mask as u16, (mask >> 16) as u16];
@@ -147,8 +207,11 @@ mod x86 {
                     }
                 }
             }
-            let (mut a, mut b) = (a, b);
+            // The panel itself is in the cache: fetching it costs nothing.
+            let (mut a, mut b, mut ahead) = (a, b, if ahead.is_null() { b.cast() } else { ahead });
             for _ in 0..kc {
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                ahead = ahead.wrapping_add(1);
                 let low = _mm512_loadu_ps(b);
                 let high = _mm512_loadu_ps(b.add(16));
                 for (r, sum) in sums.iter_mut().enumerate() {
@@ -156,6 +219,7 @@ mod x86 {
                     sum[0] = _mm512_fmadd_ps(value, low, sum[0]);
                     sum[1] = _mm512_fmadd_ps(value, high, sum[1]);
                 }
+                _mm_prefetch::<_MM_HINT_T0>(a.wrapping_add(32 * a_step).cast());
                 a = a.wrapping_add(a_step);
                 b = b.add(NR);
             }

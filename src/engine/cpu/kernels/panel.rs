@@ -1,19 +1,43 @@
 //! The product driver: packs the left operand once, then each task fills panels `[kc][32]` of the right operand
 //! (dequantizing them on the way, so that they stay in the first-level cache) and runs the microkernel over its rows.
 
+use std::ops::Range;
+
 use super::isa::Isa;
-use super::line::{Floats, flat_mut, with_scratch};
-use super::micro::{MR, NR, Start, tile};
+use super::line::{Line, with_scratch};
+use super::micro::{MR, NR, Start, Target, tile};
 use super::pool::{Parts, Pool};
 
-/// The most reduced indices of one panel: 256 * 32 floats are 32 KiB.
-pub(super) const KC: usize = 256;
+/// The most reduced indices of one panel: 192 * 32 floats are 24 KiB, half of a first-level cache.
+pub(super) const KC: usize = 192;
+/// The most reduced indices that a task goes through before all rows have seen them, a multiple of [`KC`].
+const DEEP: usize = 8 * KC;
+/// Floats of A that a task works on: 1 MiB, half of a second-level cache.
+const BLOCK: usize = 256 * 1024;
 
 /// A right operand `[k, n]` that can write out panels of itself.
 pub(super) trait Source: Sync {
     /// Writes the elements `[k0, k0 + kc)` x `[32 * strip, 32 * strip + 32)` to `out` `[kc][32]`; columns beyond n
-    /// become 0. `k0` is a multiple of 64; `kc` is at most [`KC`].
+    /// become 0. `k0` is a multiple of 64; `kc` is 1 to [`KC`].
     fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]);
+
+    /// Where the packed elements from (`strip`, `k0`) on lie, to be fetched ahead; null where that brings nothing.
+    fn address(&self, _strip: usize, _k0: usize) -> *const Line {
+        std::ptr::null()
+    }
+
+    /// Up to how many rows of A [`Source::direct`] multiplies; 0 where there is no such code.
+    fn direct_rows(&self, _: Isa) -> usize {
+        0
+    }
+
+    /// The columns of these strips of `C (+)= A B` without a panel: A `[k][m]`, m from 1 to [`Source::direct_rows`].
+    ///
+    /// # Safety
+    /// C's columns of these strips must be writable by this call alone.
+    unsafe fn direct(&self, isa: Isa, _: Range<usize>, _: &[f32], _: usize, _: Target) {
+        unreachable!("no direct product with {isa:?}");
+    }
 }
 
 /// A left operand `[m, k]`, multiplied with `alpha` when packed.
@@ -35,7 +59,7 @@ pub(super) struct Output<'a> {
 }
 
 /// The rows of part `i` when `rows` are cut into `parts` almost equal parts.
-pub(super) fn cut(rows: usize, parts: usize, i: usize) -> std::ops::Range<usize> {
+pub(super) fn cut(rows: usize, parts: usize, i: usize) -> Range<usize> {
     let (each, more) = (rows / parts, rows % parts);
     let start = i * each + i.min(more);
     start..start + each + usize::from(i < more)
@@ -60,85 +84,238 @@ pub(super) fn products(
     if m == 0 {
         return;
     }
-    let panels = m.div_ceil(MR);
     with_scratch(m * k, |packed| {
-        let parts = Parts::new(packed);
-        let pack_task = |i: usize| {
-            let rows = cut(m, panels, i);
-            // SAFETY: the rows of different panels are disjoint parts of the scratch.
-            let out = unsafe { parts.slice(rows.start * k, rows.len() * k) };
-            pack(left, rows, k, out);
-        };
-        if m * k < 32 * 1024 {
-            (0..panels).for_each(pack_task)
-        } else {
-            pool.for_each(panels, &pack_task)
-        }
+        pack(pool, isa, [m, k], left, packed);
         let packed = &*packed;
 
-        let strips: Vec<(usize, usize)> = outputs
-            .iter()
-            .enumerate()
-            .flat_map(|(o, output)| (0..output.n.div_ceil(NR)).map(move |strip| (o, strip)))
+        let direct = outputs.iter().all(|output| m <= output.source.direct_rows(isa));
+        let outputs: Vec<Job> = outputs
+            .iter_mut()
+            .map(|o| Job { source: o.source, target: Target { c: o.c.as_mut_ptr(), ldc: o.ldc, n: o.n, start } })
             .collect();
-        if strips.is_empty() {
-            return;
+        if direct {
+            direct_products(pool, isa, [m, k], packed, &outputs);
+        } else {
+            panel_products(pool, isa, [m, k], packed, &outputs);
         }
-        // Few strips: cut the rows too, so that every thread has work. Many rows: keep A's chunk in the cache.
-        let cuts = (4 * pool.threads()).div_ceil(strips.len()).max(panels.div_ceil(96)).clamp(1, panels);
-        let chunks = k.div_ceil(KC).max(1);
-        let chunk = k.div_ceil(chunks).next_multiple_of(64);
-        let outputs: Vec<_> = outputs.iter_mut().map(|o| (o.source, o.n, o.ldc, Parts::new(&mut *o.c))).collect();
-        pool.for_each(strips.len() * cuts, &|task| {
-            let (o, strip) = strips[task / cuts];
-            let (source, n, ldc, ref c) = outputs[o];
-            let cols = (n - strip * NR).min(NR);
-            let mut panel = [Floats::ZERO; KC * NR / 16];
-            let panel = flat_mut(&mut panel);
-            let mut k0 = 0;
-            loop {
-                let kc = chunk.min(k - k0);
-                source.fill(isa, strip, k0, kc, &mut panel[..kc * NR]);
-                let start = if k0 == 0 { start } else { Start::Old };
-                for i in cut(panels, cuts, task % cuts) {
-                    let rows = cut(m, panels, i);
-                    let mr = rows.len();
-                    let a = &packed[rows.start * k + k0 * mr..rows.end * k];
-                    // SAFETY: C's length is asserted above; the strips and row cuts of tasks are disjoint.
-                    unsafe {
-                        let c = c.pointer().add(rows.start * ldc + strip * NR);
-                        tile(isa, [mr, cols, kc], a, mr, panel, c, ldc, start);
-                    }
-                }
-                k0 += kc;
-                if k0 >= k {
-                    break;
-                }
-            }
-        });
     });
 }
 
-/// Rows of A as `[k][rows]`.
-pub(super) fn pack(left: Left<'_>, rows: std::ops::Range<usize>, k: usize, out: &mut [f32]) {
-    let mr = rows.len();
-    if left.transposed {
-        for (kk, out) in out.chunks_exact_mut(mr).enumerate().take(k) {
-            let line = &left.data[kk * left.stride + rows.start..][..mr];
-            for (out, &value) in out.iter_mut().zip(line) {
-                *out = value * left.alpha;
+/// An output of which tasks write different parts.
+struct Job<'a> {
+    source: &'a dyn Source,
+    target: Target,
+}
+
+// SAFETY: the target's memory is borrowed by `products` for all of its tasks, which write disjoint parts.
+unsafe impl Sync for Job<'_> {}
+
+/// Few rows: each task multiplies some strips straight from the packed weights.
+fn direct_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], outputs: &[Job<'_>]) {
+    let strips: usize = outputs.iter().map(|o| o.target.n.div_ceil(NR)).sum();
+    // A few tasks per thread even out what the system takes away from one; small ones cost more than they bring.
+    let each = strips.div_ceil(4 * pool.threads()).clamp(1, (64 * 1024 / k.max(1)).clamp(1, 64));
+    let tasks: Vec<(usize, Range<usize>)> = outputs
+        .iter()
+        .enumerate()
+        .flat_map(|(o, output)| {
+            let strips = output.target.n.div_ceil(NR);
+            (0..strips).step_by(each).map(move |from| (o, from..(from + each).min(strips)))
+        })
+        .collect();
+    pool.for_each(tasks.len(), &|task| {
+        let (o, ref strips) = tasks[task];
+        let &Job { source, target } = &outputs[o];
+        // SAFETY: C's length is asserted by `products`; the strips of tasks are disjoint.
+        unsafe { source.direct(isa, strips.clone(), packed, m, target) };
+    });
+}
+
+/// Each task fills the panels of one strip and runs the microkernel over a block of rows.
+fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], outputs: &[Job<'_>]) {
+    let panels = m.div_ceil(MR);
+    let strips: Vec<(usize, usize)> = outputs
+        .iter()
+        .enumerate()
+        .flat_map(|(o, output)| (0..output.target.n.div_ceil(NR)).map(move |strip| (o, strip)))
+        .collect();
+    if strips.is_empty() {
+        return;
+    }
+    let deep = k.clamp(1, DEEP);
+    // Row blocks of A that stay in the second-level cache; more of them where strips are too few for all threads.
+    let cuts = panels.div_ceil((BLOCK / (MR * deep)).max(1)).max((4 * pool.threads()).div_ceil(strips.len()));
+    let cuts = cuts.clamp(1, panels);
+    // A task's strips follow each other in memory, so that the next one can be fetched ahead.
+    let each = (strips.len() * cuts / (8 * pool.threads())).clamp(1, 8);
+    let groups = strips.len().div_ceil(each);
+    let mut from = 0;
+    loop {
+        let to = (from + DEEP).min(k);
+        pool.for_each(groups * cuts, &|task| {
+            // Tasks that follow each other share the rows.
+            let group = task % groups * each;
+            let block = cut(panels, cuts, task / groups);
+            for &(o, strip) in &strips[group..(group + each).min(strips.len())] {
+                // SAFETY: C's length is asserted by `products`; the strips and row blocks of tasks are disjoint.
+                unsafe { strip_product(isa, [m, k], packed, &outputs[o], strip, block.clone(), from..to) };
+            }
+        });
+        from = to;
+        if from >= k {
+            break;
+        }
+    }
+}
+
+/// `C (+)= A B` for one strip, a range of row panels and a range of k.
+///
+/// # Safety
+/// The strip of C must be writable in these rows by this call alone.
+unsafe fn strip_product(
+    isa: Isa,
+    [m, k]: [usize; 2],
+    packed: &[f32],
+    &Job { source, target }: &Job<'_>,
+    strip: usize,
+    block: Range<usize>,
+    ks: Range<usize>,
+) {
+    let Target { c, ldc, n, start } = target;
+    let panels = m.div_ceil(MR);
+    let cols = (n - strip * NR).min(NR);
+    let chunk = ks.len().div_ceil(ks.len().div_ceil(KC).max(1)).next_multiple_of(64);
+    with_scratch(KC * NR, |panel| {
+        let mut k0 = ks.start;
+        loop {
+            let kc = chunk.min(ks.end - k0);
+            if kc > 0 {
+                source.fill(isa, strip, k0, kc, &mut panel[..kc * NR]);
+            }
+            let start = if k0 == 0 { start } else { Start::Old };
+            let mut ahead = source.address(strip, k0 + kc);
+            for i in block.clone() {
+                let rows = cut(m, panels, i);
+                let mr = rows.len();
+                let a = &packed[rows.start * k + k0 * mr..rows.end * k];
+                let c = c.wrapping_add(rows.start * ldc + strip * NR);
+                if i + 1 < block.end {
+                    prefetch(c.wrapping_add(mr * ldc), ldc, mr);
+                }
+                // SAFETY: the caller's promise.
+                unsafe { tile(isa, [mr, cols, kc], a, mr, panel, c, ldc, start, ahead) };
+                // A tile fetches a line per k, which is as much as a chunk of any format has.
+                ahead = std::ptr::null();
+            }
+            k0 += kc;
+            if k0 >= ks.end {
+                break;
             }
         }
-    } else {
-        // Blocks of 16 along k: one cache line of each row at a time.
-        for k0 in (0..k).step_by(16) {
-            let width = (k - k0).min(16);
-            for (r, row) in rows.clone().enumerate() {
-                let line = &left.data[row * left.stride + k0..][..width];
-                for (j, &value) in line.iter().enumerate() {
-                    out[(k0 + j) * mr + r] = value * left.alpha;
-                }
+    });
+}
+
+/// Fetches `rows` rows of 32 floats: those that the next tile adds to.
+#[inline]
+fn prefetch(c: *const f32, ldc: usize, rows: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        for row in 0..rows {
+            let line = c.wrapping_add(row * ldc);
+            // SAFETY: a prefetch touches no memory, wherever it points.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(16).cast());
             }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (c, ldc, rows);
+}
+
+/// Packs A `[m, k]`: panel after panel of up to 12 rows, each `[k][rows]`.
+fn pack(pool: &Pool, isa: Isa, [m, k]: [usize; 2], left: Left<'_>, out: &mut [f32]) {
+    let panels = m.div_ceil(MR);
+    let out = Parts::new(out);
+    // Pieces of 64 indices along k, of all rows where A is transposed: its lines are read from end to end.
+    let (tasks, rows_of) = if left.transposed { (k.div_ceil(64), panels) } else { (panels, 1) };
+    let task = |task: usize| {
+        let (first, ks) = if left.transposed { (0, task * 64..(task * 64 + 64).min(k)) } else { (task, 0..k) };
+        for panel in first..first + rows_of {
+            let rows = cut(m, panels, panel);
+            let mr = rows.len();
+            // SAFETY: different tasks have different rows, or different ks.
+            let out = unsafe { out.slice(rows.start * k + ks.start * mr, ks.len() * mr) };
+            if left.transposed {
+                pack_columns(left, rows, ks.clone(), out);
+            } else {
+                pack_rows(isa, left, rows, k, out);
+            }
+        }
+    };
+    if m * k < 32 * 1024 { (0..tasks).for_each(task) } else { pool.for_each(tasks, &task) }
+}
+
+/// `[ks][rows]` of A given as `[k, m]`.
+fn pack_columns(left: Left<'_>, rows: Range<usize>, ks: Range<usize>, out: &mut [f32]) {
+    for (k, out) in ks.zip(out.chunks_exact_mut(rows.len())) {
+        let line = &left.data[k * left.stride + rows.start..][..rows.len()];
+        for (out, &value) in out.iter_mut().zip(line) {
+            *out = value * left.alpha;
+        }
+    }
+}
+
+/// `[k][rows]` of A given as `[m, k]`.
+fn pack_rows(isa: Isa, left: Left<'_>, rows: Range<usize>, k: usize, out: &mut [f32]) {
+    let mr = rows.len();
+    if mr == 1 {
+        for (out, &value) in out.iter_mut().zip(&left.data[rows.start * left.stride..][..k]) {
+            *out = value * left.alpha;
+        }
+        return;
+    }
+    let mut done = 0;
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        done = k / 16 * 16;
+        let lines = &left.data[rows.start * left.stride..][..(mr - 1) * left.stride + k];
+        // SAFETY: the CPU has `isa`; `mr` lines of k floats, `k * mr` floats of `out`.
+        unsafe { pack_rows_avx512(lines, left.stride, mr, done, left.alpha, &mut out[..k * mr]) };
+    }
+    let _ = isa;
+    // Blocks of 16 along k: one cache line of each row at a time.
+    for k0 in (done..k).step_by(16) {
+        let width = (k - k0).min(16);
+        for (r, row) in rows.clone().enumerate() {
+            let line = &left.data[row * left.stride + k0..][..width];
+            for (j, &value) in line.iter().enumerate() {
+                out[(k0 + j) * mr + r] = value * left.alpha;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The CPU must have AVX-512F; `data` holds `rows` (1 to 16) lines of `k` floats `stride` apart, `out` `k * rows`
+/// floats; k is a multiple of 16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn pack_rows_avx512(data: &[f32], stride: usize, rows: usize, k: usize, alpha: f32, out: &mut [f32]) {
+    use std::arch::x86_64::*;
+    debug_assert!((1..=16).contains(&rows) && k.is_multiple_of(16) && out.len() >= k * rows);
+    let mask = u16::MAX >> (16 - rows);
+    let alpha = _mm512_set1_ps(alpha);
+    for k0 in (0..k).step_by(16) {
+        let mut lines = [_mm512_setzero_ps(); 16];
+        for (r, line) in lines.iter_mut().enumerate().take(rows) {
+            // SAFETY: 16 floats of line r, by the caller's promise.
+            *line = _mm512_mul_ps(unsafe { _mm512_loadu_ps(data.as_ptr().add(r * stride + k0)) }, alpha);
+        }
+        for (j, column) in super::dense::transposed_16(lines).into_iter().enumerate() {
+            // SAFETY: `rows` floats of `out`.
+            unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr().add((k0 + j) * rows), mask, column) };
         }
     }
 }

@@ -231,15 +231,10 @@ impl<T> Parts<T> {
     ///
     /// # Panics
     /// Where the range lies outside of the slice.
-    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub(in crate::engine::cpu) unsafe fn slice<'a>(&self, from: usize, len: usize) -> &'a mut [T] {
         assert!(from.checked_add(len).is_some_and(|end| end <= self.len), "part outside of the slice");
         // SAFETY: in bounds by the assertion, disjoint by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }
-    }
-
-    pub(super) fn pointer(&self) -> *mut T {
-        self.start
     }
 }
 

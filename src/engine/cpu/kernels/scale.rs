@@ -30,6 +30,11 @@ impl Global {
         Self { multiplier, divisor, correction: multiplier }
     }
 
+    /// Whether no step of the quotient can overflow or lose bits to underflow, for any E4M3 scale.
+    pub(super) fn is_tame(self) -> bool {
+        [self.multiplier, self.divisor].iter().all(|x| (2f32.powi(-64)..=2f32.powi(64)).contains(&x.abs()))
+    }
+
     #[inline]
     pub(super) fn apply(self, scale: f32) -> f32 {
         if self.correction == 0.0 { scale * self.multiplier } else { scale / self.divisor }
@@ -46,10 +51,71 @@ impl Scales {
         }
     }
 
+    /// The same scales in f32.
+    pub(super) fn widened(&self) -> Self {
+        Self::F32 { values: (0..self.len()).map(|i| self.get(i)).collect() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::E4m3 { bytes, .. } | Self::E8m0 { bytes } => bytes.len(),
+            Self::F32 { values } => values.len(),
+        }
+    }
+
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::E4m3 { bytes, .. } | Self::E8m0 { bytes } => bytes.len(),
             Self::F32 { values } => values.len() * 4,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Scales {
+    /// The scales of a strip's 32 rows, the bits that [`Scales::get`] gives (except for the sign of 0).
+    ///
+    /// # Safety
+    /// The CPU must have the features.
+    ///
+    /// # Panics
+    /// Where the scales end before `index + 32`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    #[inline]
+    pub(super) unsafe fn strip_avx512(&self, index: usize) -> [std::arch::x86_64::__m512; 2] {
+        use std::arch::x86_64::*;
+        match self {
+            Self::E4m3 { bytes, global } => {
+                let bytes = &bytes[index..][..32];
+                // SAFETY: 32 bytes.
+                let bytes = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
+                // As f16: sign, then the low 7 bits one place below the exponent's top bit. That is s / 256.
+                let halves = _mm512_slli_epi16::<7>(_mm512_cvtepi8_epi16(bytes));
+                let halves = _mm512_and_si512(halves, _mm512_set1_epi16(0xbfff_u16 as i16));
+                let multiplier = _mm512_set1_ps(global.multiplier * 256.0);
+                let divisor = _mm512_set1_ps(global.divisor / 256.0);
+                let correction = _mm512_set1_ps(global.correction * 256.0);
+                [_mm512_castsi512_si256(halves), _mm512_extracti64x4_epi64::<1>(halves)].map(|half| {
+                    let scale = _mm512_cvtph_ps(half);
+                    let quotient = _mm512_mul_ps(scale, multiplier);
+                    let rest = _mm512_fnmadd_ps(quotient, divisor, scale);
+                    _mm512_fmadd_ps(rest, correction, quotient)
+                })
+            }
+            Self::E8m0 { bytes } => {
+                let bytes = &bytes[index..][..32];
+                [0, 16].map(|half| {
+                    // SAFETY: 16 of the 32 bytes.
+                    let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().add(half).cast()) };
+                    let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(bytes));
+                    _mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(0x0040_0000)))
+                })
+            }
+            Self::F32 { values } => {
+                let values = &values[index..][..32];
+                // SAFETY: 16 of the 32 floats.
+                [0, 16].map(|half| unsafe { _mm512_loadu_ps(values.as_ptr().add(half)) })
+            }
         }
     }
 }

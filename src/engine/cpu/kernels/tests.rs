@@ -5,8 +5,10 @@ use super::reference::{Numbers, dot64, near};
 use super::*;
 
 /// (n, k); k suits every format where it is a multiple of 32.
-const SHAPES: [(usize, usize); 6] = [(48, 64), (33, 96), (1, 32), (200, 576), (70, 1536), (576, 192)];
-const ROWS: [usize; 8] = [1, 2, 3, 4, 7, 8, 33, 200];
+const SHAPES: [(usize, usize); 6] = [(48, 64), (33, 96), (1, 32), (200, 576), (35, 1600), (576, 192)];
+/// Small ones that do not suit every format, vector or block.
+const ODD: [(usize, usize); 7] = [(45, 48), (48, 48), (31, 72), (40, 33), (20, 16), (16, 8), (3, 100)];
+const ROWS: [usize; 8] = [1, 2, 3, 5, 8, 9, 67, 200];
 
 /// A matrix of each format and its exact row-major values.
 fn matrices(n: usize, k: usize, numbers: &mut Numbers) -> Vec<(Matrix, Vec<f32>)> {
@@ -46,7 +48,7 @@ fn matrices(n: usize, k: usize, numbers: &mut Numbers) -> Vec<(Matrix, Vec<f32>)
 #[test]
 fn rows_are_exact() {
     let mut numbers = Numbers::new(21);
-    for (n, k) in SHAPES.into_iter().chain([(5, 48), (7, 72), (9, 33), (3, 100)]) {
+    for (n, k) in SHAPES.into_iter().chain(ODD) {
         for (matrix, values) in matrices(n, k, &mut numbers) {
             assert_eq!(matrix.shape(), (n, k));
             let mut row = vec![0.0; k];
@@ -76,10 +78,10 @@ fn four_bit_weights_take_about_half_a_byte() {
 fn products_agree_with_f64_in_every_format() {
     let pool = Pool::new(2);
     let mut numbers = Numbers::new(22);
-    for (n, k) in SHAPES.into_iter().chain([(45, 48), (31, 72), (40, 33)]) {
+    let shapes = SHAPES.into_iter().chain(ODD).chain([(1601, 48)]);
+    for ((n, k), m) in shapes.zip([9, 1, 30, 3, 13].into_iter().cycle()) {
         for (matrix, w) in matrices(n, k, &mut numbers) {
             let what = format!("{:?} {n} x {k}", matrix.format());
-            let m = 9;
             let (x, dy) = (numbers.vec(m * k), numbers.vec(m * n));
             for isa in Isa::all() {
                 let mut y = vec![f32::NAN; m * n];
@@ -101,11 +103,53 @@ fn products_agree_with_f64_in_every_format() {
     }
 }
 
+/// Products with unit vectors show the weights that every kernel really uses.
+#[test]
+fn products_use_the_exact_weights_of_every_scale() {
+    let pool = Pool::new(2);
+    let mut numbers = Numbers::new(27);
+    let (n, k) = (256, 48);
+    let mut all = matrices(n, k, &mut numbers);
+    let codes: Vec<u8> = (0..n * k / 2).map(|_| numbers.bits() as u8).collect();
+    let scales: Vec<u8> = (0..n * k / 16).map(|i| if i % 128 == 127 { 0 } else { i as u8 }).collect();
+    for (divided, global) in [(false, 3e-4), (true, 1710.3), (true, -0.7), (true, 3e-25), (false, 1e30), (true, 1e30)] {
+        let make = if divided { Matrix::from_nvfp4_divided } else { Matrix::from_nvfp4 };
+        let value = |i: usize| {
+            let scale = scale::e4m3(scales[i / 16]);
+            let code = codes[i / 2] >> (i % 2 * 4) & 15;
+            four_bit::E2M1[usize::from(code)] * if divided { scale / global } else { scale * global }
+        };
+        all.push((make(&codes, &scales, global, n, k), (0..n * k).map(value).collect()));
+    }
+    let wide: Vec<u8> = (0..n * 2).map(|i| (i % 250) as u8).collect();
+    let low_first: Vec<u8> = codes.iter().cycle().take(n * 32).copied().collect();
+    let value =
+        |i: usize| four_bit::E2M1[usize::from(low_first[i / 2] >> (i % 2 * 4) & 15)] * scale::e8m0(wide[i / 32]);
+    all.push((Matrix::from_mxfp4(&low_first, &wide, n, 64), (0..n * 64).map(value).collect()));
+
+    let unit = |size: usize| -> Vec<f32> { (0..size * size).map(|i| f32::from(i % (size + 1) == 0)).collect() };
+    for (matrix, w) in &all {
+        let k = matrix.shape().1;
+        let (x, dy) = (unit(k), unit(n));
+        for isa in Isa::all() {
+            let what = format!("{:?}, {isa:?}", matrix.format());
+            for m in (1..=9).chain([k]) {
+                let mut y = vec![f32::NAN; m * n];
+                Matrix::products_with(&pool, isa, &x[..m * k], m, &mut [(matrix, &mut y)], false);
+                assert!((0..m * n).all(|i| y[i] == w[i % n * k + i / n]), "{what}, {m} rows");
+            }
+            let mut dx = vec![f32::NAN; n * k];
+            matrix.product_transposed_with(&pool, isa, &dy, n, &mut dx, false);
+            assert!(dx == *w, "{what}, transposed");
+        }
+    }
+}
+
 #[test]
 fn a_row_has_the_same_bits_in_every_batch_on_any_threads_and_vector_unit() {
     let mut numbers = Numbers::new(23);
     let pools = [Pool::new(1), Pool::new(3)];
-    for (n, k) in SHAPES {
+    for (n, k) in SHAPES.into_iter().chain(ODD) {
         for (matrix, _) in matrices(n, k, &mut numbers) {
             let (x, dy) = (numbers.vec(200 * k), numbers.vec(200 * n));
             let (y_old, dx_old) = (numbers.vec(200 * n), numbers.vec(200 * k));
@@ -136,6 +180,25 @@ fn a_row_has_the_same_bits_in_every_batch_on_any_threads_and_vector_unit() {
 }
 
 #[test]
+fn every_number_of_rows_gives_the_same_rows() {
+    let pool = Pool::new(2);
+    let mut numbers = Numbers::new(28);
+    let (n, k) = (45, 48);
+    for (matrix, _) in matrices(n, k, &mut numbers) {
+        let x = numbers.vec(67 * k);
+        for isa in Isa::all() {
+            let mut want = vec![0.0; 67 * n];
+            Matrix::products_with(&pool, isa, &x, 67, &mut [(&matrix, &mut want)], false);
+            for m in 1..67 {
+                let mut y = vec![0.0; m * n];
+                Matrix::products_with(&pool, isa, &x[..m * k], m, &mut [(&matrix, &mut y)], false);
+                assert!(y == want[..m * n], "{:?}, {isa:?}, {m} rows", matrix.format());
+            }
+        }
+    }
+}
+
+#[test]
 fn several_products_at_once_are_the_single_ones() {
     let pool = Pool::new(2);
     let mut numbers = Numbers::new(24);
@@ -159,7 +222,7 @@ fn several_products_at_once_are_the_single_ones() {
 fn gemm_agrees_with_f64_for_all_transpositions_and_strides() {
     let pool = Pool::new(2);
     let mut numbers = Numbers::new(25);
-    for [m, n, k] in [[1, 1, 1], [5, 7, 3], [13, 33, 17], [40, 64, 300], [65, 16, 513], [3, 5, 0]] {
+    for [m, n, k] in [[1, 1, 1], [5, 7, 3], [13, 33, 17], [40, 64, 300], [65, 16, 513], [3, 5, 0], [200, 16, 1700]] {
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
             for (alpha, beta) in [(1.0, 0.0), (0.5, 1.0), (-2.0, 0.25)] {
                 let (lda, ldb, ldc) = (if ta { m } else { k } + 3, if tb { k } else { n } + 1, n + 2);

@@ -225,7 +225,7 @@ impl Block<'_> {
                 // SAFETY: within `out`, whose rows are KEYS long: row < 48, column + cols <= 96.
                 unsafe {
                     let c = out.as_mut_ptr().add(row * KEYS + column);
-                    tile(self.isa, shape, &left[row * dim..], shape[0], panel, c, KEYS, Start::Zero);
+                    tile(self.isa, shape, &left[row * dim..], shape[0], panel, c, KEYS, Start::Zero, std::ptr::null());
                 }
             }
         }
@@ -241,7 +241,17 @@ impl Block<'_> {
                 // SAFETY: rows key.. of `out`, whose length is asserted.
                 unsafe {
                     let c = out.as_mut_ptr().add(key * dim + strip * NR);
-                    tile(self.isa, shape, &x[key..], KEYS, &right[strip * ROWS * NR..], c, dim, Start::Old);
+                    tile(
+                        self.isa,
+                        shape,
+                        &x[key..],
+                        KEYS,
+                        &right[strip * ROWS * NR..],
+                        c,
+                        dim,
+                        Start::Old,
+                        std::ptr::null(),
+                    );
                 }
             }
         }
@@ -268,7 +278,7 @@ impl Block<'_> {
                 // SAFETY: rows row.. of `d_queries`, each `padded` long.
                 unsafe {
                     let c = d_queries.as_mut_ptr().add(row * padded + strip * NR);
-                    tile(self.isa, shape, turned, rows, panel, c, padded, Start::Old);
+                    tile(self.isa, shape, turned, rows, panel, c, padded, Start::Old, std::ptr::null());
                 }
             }
         }

@@ -45,7 +45,17 @@ pub(super) fn attend<'a>(
                 // SAFETY: columns [column, column + cols) of the rows of `scores`, inside by `limit`.
                 unsafe {
                     let c = scores.as_mut_ptr().add(column);
-                    tile(isa, [rows, cols, dim], query, rows, segment.key_panel(block), c, limit, Start::Zero);
+                    tile(
+                        isa,
+                        [rows, cols, dim],
+                        query,
+                        rows,
+                        segment.key_panel(block),
+                        c,
+                        limit,
+                        Start::Zero,
+                        std::ptr::null(),
+                    );
                 }
             }
         }
@@ -69,7 +79,17 @@ pub(super) fn attend<'a>(
                 unsafe {
                     let c = result.as_mut_ptr().add(strip * NR);
                     let (weights, values) = (&weights[base * rows..], segment.value_panel(strip));
-                    tile(isa, [rows, cols, len], weights, rows, values, c, dim.next_multiple_of(NR), start);
+                    tile(
+                        isa,
+                        [rows, cols, len],
+                        weights,
+                        rows,
+                        values,
+                        c,
+                        dim.next_multiple_of(NR),
+                        start,
+                        std::ptr::null(),
+                    );
                 }
             }
         }

@@ -4,9 +4,19 @@
 //! lowest nibble first. `scales[strip][k / group][32]`. A weight is `codebook[code] * scale`, rounded once; rows and
 //! columns beyond the matrix have code 0 and are never part of a result.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
+
 use super::isa::Isa;
 use super::line::Line;
 use super::micro::NR;
+#[cfg(target_arch = "x86_64")]
+use super::micro::Target;
 use super::panel::Source;
 use super::scale::Scales;
 
@@ -104,6 +114,14 @@ impl FourBit {
 /// Reduces over k: B is W^T.
 impl Source for FourBit {
     fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        match isa {
+            // SAFETY: the CPU has `isa`, since `Isa::all` lists only such.
+            Isa::Avx512 => return unsafe { avx512::fill(self, strip, k0, kc, out) },
+            // SAFETY: as above.
+            Isa::Avx2 => return unsafe { avx2::fill(self, strip, k0, kc, out) },
+            Isa::Portable => {}
+        }
         let _ = isa;
         let (blocks, groups) = (self.blocks(), self.groups());
         let mut scales = [0f32; NR];
@@ -125,6 +143,21 @@ impl Source for FourBit {
             }
         }
     }
+
+    fn address(&self, strip: usize, k0: usize) -> *const Line {
+        self.codes.as_ptr().wrapping_add((strip * self.blocks() + k0 / 8) * 2)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn direct_rows(&self, isa: Isa) -> usize {
+        if isa == Isa::Avx512 { avx512::DIRECT_ROWS } else { 0 }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn direct(&self, _: Isa, strips: Range<usize>, a: &[f32], m: usize, target: Target) {
+        // SAFETY: `direct_rows` is above 0 with AVX-512 only; the target by the caller.
+        unsafe { avx512::direct(self, strips, a, m, target) }
+    }
 }
 
 /// Reduces over n: B is W, strips run along k.
@@ -132,8 +165,13 @@ pub(super) struct Transposed<'a>(pub &'a FourBit);
 
 impl Source for Transposed<'_> {
     fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
-        let _ = isa;
         let weights = self.0;
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Avx512 {
+            // SAFETY: the CPU has `isa`, since `Isa::all` lists only such.
+            return unsafe { avx512::fill_transposed(weights, strip, k0, kc, out) };
+        }
+        let _ = isa;
         let columns = strip * NR..(strip * NR + NR).min(weights.k);
         for (row, out) in (k0..k0 + kc).zip(out.as_chunks_mut::<NR>().0) {
             out[columns.len()..].fill(0.0);

@@ -1,9 +1,17 @@
 //! Weights in bf16, in strips of 32 rows: `pairs[strip][k / 2][half]` is a cache line whose lane r holds columns
 //! k (low 16 bits) and k + 1 (high) of row `32 strip + 16 half + r`.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
+
 use super::isa::Isa;
 use super::line::Line;
 use super::micro::NR;
+#[cfg(target_arch = "x86_64")]
+use super::micro::Target;
 use super::panel::Source;
 
 #[derive(Clone, Debug)]
@@ -49,7 +57,13 @@ impl Bf16 {
 
 /// Reduces over k: B is W^T.
 impl Source for Bf16 {
-    fn fill(&self, _: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
+    fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Avx512 {
+            // SAFETY: the CPU has `isa`, since `Isa::all` lists only such.
+            return unsafe { avx512::fill(self, strip, k0, kc, out) };
+        }
+        let _ = isa;
         let blocks = self.blocks();
         for (k, out) in out.as_chunks_mut::<NR>().0.iter_mut().enumerate().take(kc) {
             let column = k0 + k;
@@ -61,14 +75,35 @@ impl Source for Bf16 {
             }
         }
     }
+
+    fn address(&self, strip: usize, k0: usize) -> *const Line {
+        self.pairs.as_ptr().wrapping_add((strip * self.blocks() + k0 / 2) * 2)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn direct_rows(&self, isa: Isa) -> usize {
+        if isa == Isa::Avx512 { avx512::DIRECT_ROWS } else { 0 }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn direct(&self, _: Isa, strips: Range<usize>, a: &[f32], m: usize, target: Target) {
+        // SAFETY: `direct_rows` is above 0 with AVX-512 only; the target by the caller.
+        unsafe { avx512::direct(self, strips, a, m, target) }
+    }
 }
 
 /// Reduces over n: B is W, strips run along k.
 pub(super) struct Transposed<'a>(pub &'a Bf16);
 
 impl Source for Transposed<'_> {
-    fn fill(&self, _: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
+    fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
         let weights = self.0;
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Avx512 {
+            // SAFETY: the CPU has `isa`, since `Isa::all` lists only such.
+            return unsafe { avx512::fill_transposed(weights, strip, k0, kc, out) };
+        }
+        let _ = isa;
         let columns = strip * NR..(strip * NR + NR).min(weights.k);
         for (row, out) in (k0..k0 + kc).zip(out.as_chunks_mut::<NR>().0) {
             out[columns.len()..].fill(0.0);
