@@ -6,6 +6,7 @@
 pub mod cpu;
 mod load;
 pub mod philox;
+pub mod reference;
 pub mod sampling;
 
 use std::sync::Arc;

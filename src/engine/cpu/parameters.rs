@@ -61,10 +61,6 @@ impl Parameters {
         !self.gradients.is_empty()
     }
 
-    pub fn slots(&self) -> &[Slot] {
-        &self.slots
-    }
-
     pub fn clear_gradients(&mut self) {
         self.gradients.fill(0.0);
     }
