@@ -21,7 +21,8 @@ macro_rules! bundle {
 }
 
 /// All of them; empty in a build without the model.
-pub const FILES: &[BundledFile] = bundle![];
+pub const FILES: &[BundledFile] =
+    bundle!["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
 
 /// blake3 over names, sizes and bytes: what a fingerprint knows of the bundled model.
 pub fn digest() -> &'static str {
