@@ -72,12 +72,7 @@ impl Reference {
     ///
     /// # Errors
     /// When shapes do not fit, or a token is not in the vocabulary.
-    pub fn gradients(
-        &self,
-        batch: &Batch,
-        d_log_probs: &[Vec<f32>],
-        d_entropies: &[Vec<f32>],
-    ) -> Result<Vec<NamedTensor>> {
+    pub fn gradients(&self, batch: &Batch, d_log_probs: &[Vec<f32>], d_entropies: &[Vec<f32>]) -> Result<Vec<NamedTensor>> {
         self.differentiate(batch, d_log_probs, d_entropies).map_err(tensor_error)
     }
 
@@ -164,8 +159,9 @@ impl Reference {
             (q, k) = (self.norm(&q, &Norm::Q.weight(layer))?, self.norm(&k, &Norm::K.weight(layer))?);
         }
         (q, k) = (self.rope(&q)?, self.rope(&k)?);
-        let mask: Vec<f64> =
-            (0..tokens * tokens).map(|i| if i % tokens > i / tokens { f64::NEG_INFINITY } else { 0.0 }).collect();
+        let mask: Vec<f64> = (0..tokens * tokens)
+            .map(|i| if i % tokens > i / tokens { f64::NEG_INFINITY } else { 0.0 })
+            .collect();
         let mask = Tensor::from_vec(mask, (tokens, tokens), &Device::Cpu)?;
         let mut out = Vec::new();
         for head in 0..config.num_heads {
@@ -184,8 +180,7 @@ impl Reference {
     }
 
     fn score(&self, prompt: &[u32], completion: &[u32], temperature: f32) -> candle_core::Result<(Tensor, Tensor)> {
-        let fed: Vec<u32> =
-            prompt.iter().chain(completion).take(prompt.len() + completion.len() - 1).copied().collect();
+        let fed: Vec<u32> = prompt.iter().chain(completion).take(prompt.len() + completion.len() - 1).copied().collect();
         let ids = Tensor::new(fed.as_slice(), &Device::Cpu)?;
         let mut x = self.get(names::EMBEDDING)?.index_select(&ids, 0)?;
         for layer in 0..self.config.num_layers {

@@ -158,7 +158,8 @@ fn by_question(records: &[Record]) -> BTreeMap<usize, Question<'_>> {
 
 /// Is the answer that most of these completions share correct?
 fn vote(records: &[&Record]) -> bool {
-    let classes: Vec<Option<String>> = records.iter().map(|r| r.extracted.as_deref().map(math::answer_class)).collect();
+    let classes: Vec<Option<String>> =
+        records.iter().map(|r| r.extracted.as_deref().map(math::answer_class)).collect();
     let Some(winner) = stats::majority(classes.iter().map(Option::as_deref)) else { return false };
     // Equal classes have equal verdicts, but for equalities that only the grader's probes see: the first decides.
     records
