@@ -4,13 +4,13 @@ mod input;
 mod place;
 mod versus;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use input::{Policy, SetArgs, SetName};
+use input::{SetArgs, SetName};
 use place::Place;
 
 use super::bar::Bar;
+use super::model_arg::{self, Policy};
 use super::out::write as out;
 use crate::control::Cancel;
 use crate::eval::{files, table};
@@ -25,7 +25,7 @@ use crate::{Error, Result, run};
 /// problems with their answers, `arith` and `sums` are made on the spot. Pipelines download sets by themselves.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The model's folder, or the ADDRESS of a pipeline's stage (PIPELINE:STAGE@AXIS=LABEL,...)
+    /// The model's folder, `bundled`, or the ADDRESS of a pipeline's stage (PIPELINE:STAGE@AXIS=LABEL,...)
     #[arg(required_unless_present = "compare")]
     model: Option<String>,
     /// A PEFT adapter's folder
@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> Result<()> {
         let source = name.source()?.map(|artifact| slot("source", artifact, "last", None));
         let context = stage(source.into_iter().collect(), &format!("sets/{i}"))?;
         let made = split::run(&context, &name.config()).map_err(|e| e.within(&name.label))?;
-        let problems = input::artifact(&context.output, crate::stages::Kind::Split, made.handle);
+        let problems = model_arg::artifact(&context.output, crate::stages::Kind::Split, made.handle);
         inputs.push(slot(&at, problems, "last", Some(name.part)));
     }
     let context = stage(inputs, "output")?;
@@ -160,17 +160,5 @@ fn config(args: &Args, names: &[SetName], shots: Option<&SetName>) -> eval::Conf
 }
 
 fn slot(slot: &str, artifact: Artifact, checkpoint: &str, part: Option<&str>) -> Input {
-    Input {
-        slot: slot.to_owned(),
-        stage: slot.to_owned(),
-        point: BTreeMap::new(),
-        checkpoint: checkpoint.to_owned(),
-        part: part.map(str::to_owned),
-        artifact: Ok(artifact),
-    }
-}
-
-/// `path` as it is seen from anywhere.
-fn absolute(path: &Path) -> Result<PathBuf> {
-    std::path::absolute(path).map_err(|e| Error::io("find", path, e))
+    model_arg::input(slot, slot, artifact, checkpoint, part)
 }

@@ -2,20 +2,27 @@
 
 mod bar;
 mod cache;
+mod chat;
 mod completions;
 mod doctor;
 mod eval;
+mod generate;
 mod grade;
 mod graph;
 mod lock;
+mod model_arg;
 mod out;
 mod path;
 mod pipeline_args;
 mod plan;
 mod quantize;
 mod run;
+mod sampling_args;
 mod schedule;
 mod schema;
+mod score;
+mod selftest;
+mod text_model;
 mod validate;
 
 use std::process::ExitCode;
@@ -45,10 +52,14 @@ enum Command {
     Path(path::Args),
     // Single steps.
     Quantize(quantize::Args),
+    Generate(generate::Args),
+    Score(score::Args),
+    Chat(chat::Args),
     Eval(Box<eval::Args>),
     Grade(grade::Args),
     // Around it.
     Doctor(doctor::Args),
+    Selftest(selftest::Args),
     Schema(schema::Args),
     Completions(completions::Args),
 }
@@ -69,6 +80,10 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Score(args) => score::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Grade(args) => grade::run(&args),
     };

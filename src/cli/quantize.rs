@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::bar::Bar;
+use super::model_arg::plain_model;
 use crate::control::Cancel;
 use crate::model::{compress, gguf};
 use crate::quant::Format;
@@ -15,8 +16,8 @@ use crate::{Error, Result};
 /// llm-compressor does, nf4 as bitsandbytes does. Embeddings, norms and the head stay as they are.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The model's folder, or a GGUF file
-    model: PathBuf,
+    /// The model's folder, a GGUF file, `bundled`, or the ADDRESS of a pipeline's stage
+    model: String,
     #[arg(long)]
     format: Name,
     /// The folder to write; it must not exist, or be empty
@@ -43,11 +44,13 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Mxfp4 => Format::Mxfp4,
         Name::Nf4 => Format::Nf4,
     };
-    let is_gguf = args.model.is_file() && gguf::is_gguf(&args.model);
-    if !args.model.is_dir() && !is_gguf {
-        return Err(Error::missing(format!("{} is neither a folder nor a GGUF file", args.model.display()))
+    let file = Path::new(&args.model);
+    let is_gguf = file.is_file() && gguf::is_gguf(file);
+    if file.is_file() && !is_gguf {
+        return Err(Error::missing(format!("{} is neither a folder nor a GGUF file", args.model))
             .hint("name a folder with config.json and model.safetensors"));
     }
+    let model = if is_gguf { file.to_owned() } else { plain_model(&args.model)? };
     if std::fs::read_dir(&args.out).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(Error::usage(format!("{} is not empty", args.out.display())).hint("name a new folder"));
     }
@@ -67,10 +70,10 @@ pub fn run(args: &Args) -> Result<()> {
     let imported = work.path().join("imported");
     let source = if is_gguf {
         std::fs::create_dir(&imported).map_err(|e| Error::io("create", &imported, e))?;
-        gguf::import(&args.model, &imported, &Bar::new(), &cancel)?;
+        gguf::import(&model, &imported, &Bar::new(), &cancel)?;
         &imported
     } else {
-        &args.model
+        &model
     };
     let done = compress(source, &out, format, !args.no_fuse, &Bar::new(), &cancel)?;
     if args.out.exists() {

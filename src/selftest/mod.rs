@@ -3,11 +3,13 @@
 mod check;
 mod golden;
 mod material;
+mod reference;
 
 use std::path::Path;
 
 pub use check::{Check, Tolerance};
 pub use golden::{folder, golden};
+pub use reference::reference;
 
 use crate::Result;
 use crate::engine::{Engine, Trainable};

@@ -39,7 +39,7 @@ impl Context<'_> {
 
     /// Model and adapter folders of the input in `slot`, at the checkpoint that it asks for.
     pub fn policy(&self, slot: &str) -> Result<PolicyFiles> {
-        policy(self.store, self.input(slot)?)
+        policy_files(self.store, self.input(slot)?)
     }
 }
 
@@ -57,7 +57,8 @@ fn model_location(input: &Input) -> Result<Location> {
     }
 }
 
-fn policy(store: &Store, input: &Input) -> Result<PolicyFiles> {
+/// Model and adapter folders of `input`, at the checkpoint that it asks for.
+pub fn policy_files(store: &Store, input: &Input) -> Result<PolicyFiles> {
     let artifact = input.artifact.as_ref().map_err(|why| absent(input, why))?;
     // Paths inside an artifact may come from a remote: the store refuses those that lead out of it.
     let own = |path: &str| store.locate(artifact, &Location::Own { path: path.to_owned() });
@@ -156,27 +157,27 @@ mod tests {
 
         let model = input(dir.path(), "last", json!({"model": {"at": local}}));
         let want = PolicyFiles { model: base.clone(), adapter: None, trainable_model: false };
-        assert_eq!(policy(&store, &model).unwrap(), want, "quantized weights are not trained");
+        assert_eq!(policy_files(&store, &model).unwrap(), want, "quantized weights are not trained");
         assert_eq!(model_location(&model).unwrap(), Location::Local { path: base.clone() });
         std::fs::write(base.join("config.json"), "{}").unwrap();
-        assert!(policy(&store, &model).unwrap().trainable_model);
+        assert!(policy_files(&store, &model).unwrap().trainable_model);
 
         let handle = json!({"adapter": {"model": local, "adapters": {"best": "best", "out": "../base"}}});
         let want = PolicyFiles { model: base, adapter: Some(best), trainable_model: false };
-        assert_eq!(policy(&store, &input(dir.path(), "best", handle.clone())).unwrap(), want);
-        let missing = policy(&store, &input(dir.path(), "last", handle.clone())).unwrap_err();
+        assert_eq!(policy_files(&store, &input(dir.path(), "best", handle.clone())).unwrap(), want);
+        let missing = policy_files(&store, &input(dir.path(), "last", handle.clone())).unwrap_err();
         assert!(missing.hint_text().unwrap().contains("best"), "{missing}");
-        assert!(policy(&store, &input(dir.path(), "out", handle)).is_err(), "a path out of the artifact");
+        assert!(policy_files(&store, &input(dir.path(), "out", handle)).is_err(), "a path out of the artifact");
 
         let trained = input(dir.path(), "3", json!({"models": {"checkpoints": {"3": "full"}}}));
         let want = PolicyFiles { model: full, adapter: None, trainable_model: true };
-        assert_eq!(policy(&store, &trained).unwrap(), want);
+        assert_eq!(policy_files(&store, &trained).unwrap(), want);
         let inside = Location::Artifact { fingerprint: "f0".to_owned(), path: "full".to_owned() };
         assert_eq!(model_location(&trained).unwrap(), inside, "another artifact must be able to find it");
 
         let mut failed = input(dir.path(), "last", json!("eval"));
-        assert!(policy(&store, &failed).unwrap_err().to_string().contains("an evaluation"));
+        assert!(policy_files(&store, &failed).unwrap_err().to_string().contains("an evaluation"));
         failed.artifact = Err("it ran out of memory".to_owned());
-        assert!(policy(&store, &failed).unwrap_err().to_string().contains("it ran out of memory"));
+        assert!(policy_files(&store, &failed).unwrap_err().to_string().contains("it ran out of memory"));
     }
 }

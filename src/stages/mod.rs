@@ -14,7 +14,7 @@ pub mod sft;
 pub mod split;
 pub mod train;
 
-pub use inputs::PolicyFiles;
+pub use inputs::{PolicyFiles, policy_files};
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,81 +1,12 @@
-//! What `qerl eval` reads: a policy by folder or address, problem sets by name and path.
+//! The problem sets that `qerl eval` reads, by name and path.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::absolute;
+use crate::cli::model_arg::{absolute, artifact};
 use crate::data::{BUILTINS, Columns, DataSpec, builtin};
 use crate::stages::{Kind, StageRef, split};
-use crate::store::{Artifact, Handle, Location, Meta, Provenance, Store};
+use crate::store::{Artifact, Handle, Location};
 use crate::{Error, Result};
-
-/// An artifact that is not in the store: a folder given by hand.
-pub(super) fn artifact(dir: &Path, kind: Kind, handle: Handle) -> Artifact {
-    let meta = Meta {
-        fingerprint: "0".repeat(64),
-        kind,
-        version: kind.version(),
-        backend: None,
-        input_keys: BTreeMap::new(),
-        digest: String::new(),
-        handle,
-        summary: serde_json::Value::Null,
-        config: serde_json::Value::Null,
-        inputs: BTreeMap::new(),
-        files: BTreeMap::new(),
-        declared: Vec::new(),
-        provenance: Provenance { instance: dir.display().to_string(), ..Provenance::default() },
-    };
-    Artifact { dir: dir.to_owned(), meta }
-}
-
-/// What is evaluated.
-pub(super) struct Policy {
-    pub artifact: Artifact,
-    /// Folders given by hand; none for an address, whose fingerprint says it all.
-    pub folders: Vec<PathBuf>,
-}
-
-impl Policy {
-    pub fn find(store: &Store, model: &str, adapter: Option<&Path>, checkpoint: &str) -> Result<Self> {
-        let path = Path::new(model);
-        let found = if path.is_dir() {
-            if checkpoint != "last" {
-                return Err(Error::usage("--checkpoint goes with an address, not with a folder")
-                    .hint("name the checkpoint's own folder"));
-            }
-            let path = absolute(path)?;
-            let at = Location::Local { path: path.clone() };
-            Self { artifact: artifact(&path, Kind::Download, Handle::Model { at }), folders: vec![path] }
-        } else if !path.exists() && model.contains(':') {
-            Self { artifact: store.resolve(model)?, folders: Vec::new() }
-        } else {
-            return Err(Error::missing(format!("{model} is not a model's folder"))
-                .hint("name a folder with config.json and safetensors, or an address such as tiny:train@seed=1"));
-        };
-        match adapter {
-            None => Ok(found),
-            Some(adapter) => found.with_adapter(store, adapter),
-        }
-    }
-
-    fn with_adapter(self, store: &Store, adapter: &Path) -> Result<Self> {
-        let Handle::Model { at } = &self.artifact.meta.handle else {
-            return Err(Error::usage("--adapter needs a plain model").hint("name the base model, or leave it out"));
-        };
-        if !adapter.join("adapter_config.json").is_file() {
-            return Err(Error::missing(format!("{} holds no adapter", adapter.display()))
-                .hint("name a folder with adapter_config.json and adapter_model.safetensors"));
-        }
-        let model = store.locate(&self.artifact, at)?;
-        let adapter = absolute(adapter)?;
-        let handle = Handle::Adapter {
-            model: Location::Local { path: model.clone() },
-            adapters: BTreeMap::from([("last".to_owned(), ".".to_owned())]),
-        };
-        Ok(Self { artifact: artifact(&adapter, Kind::Lora, handle), folders: vec![model, adapter] })
-    }
-}
 
 /// How the sets are read and put to the model; for all of them.
 #[derive(Debug, clap::Args)]

@@ -5,8 +5,8 @@ use std::time::UNIX_EPOCH;
 
 use serde_json::json;
 
-use super::absolute;
-use super::input::{Policy, SetName};
+use super::input::SetName;
+use crate::cli::model_arg::{Policy, absolute};
 use crate::stages::eval::Config;
 use crate::store::{canonical, remove_tree, write_atomic};
 use crate::{Error, Result};
@@ -118,7 +118,7 @@ fn stat(path: &Path, depth: usize, out: &mut Vec<serde_json::Value>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::eval::input::artifact;
+    use crate::cli::model_arg::artifact;
     use crate::stages::{DataRef, Kind, StageRef};
     use crate::store::Handle;
 
