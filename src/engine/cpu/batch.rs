@@ -80,12 +80,14 @@ pub(super) fn cut(rows: &[Row], tokens: usize) -> Vec<std::ops::Range<usize>> {
     let (mut start, mut sum) = (0, 0);
     for (i, row) in rows.iter().enumerate() {
         let shared = i > start && rows[i - 1].prompt == row.prompt;
-        let more = row.completion.len() + if shared { 0 } else { row.prompt.len() };
+        let (completion, prompt) = (row.completion.len(), row.prompt.len());
+        let more = completion + if shared { 0 } else { prompt };
         if i > start && sum + more > tokens {
             cuts.push(start..i);
-            (start, sum) = (i, 0);
+            (start, sum) = (i, completion + prompt);
+        } else {
+            sum += more;
         }
-        sum += more;
     }
     if start < rows.len() {
         cuts.push(start..rows.len());
