@@ -138,7 +138,7 @@ fn what_is_computed_again_gives_the_same_bits() {
 fn requests() -> Vec<Request> {
     let prompts: [Arc<[u32]>; 2] = [ids("p", 11).into(), ids("q", 5).into()];
     let request = |i: usize| Request {
-        prompt: prompts[usize::from(i % 3 == 0)].clone(),
+        prompt: prompts[usize::from(i.is_multiple_of(3))].clone(),
         max_new_tokens: 20 + i,
         sampling: Sampling { temperature: if i == 4 { 0.0 } else { 0.9 }, ..Sampling::default() },
         seed: i as u64,
