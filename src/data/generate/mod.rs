@@ -12,6 +12,8 @@ use crate::{Error, Result};
 
 /// Problems of a set where the specification names no number.
 const DEFAULT_N: usize = 16_000;
+/// There are only about 4900 different sums.
+const DEFAULT_SUMS: usize = 4_000;
 /// Problems held out where the pipeline asks for none: at most this many, and at most a fifth.
 const DEFAULT_HOLDOUT: usize = 200;
 const MAX_N: usize = 1_000_000;
@@ -48,7 +50,7 @@ pub fn generate(spec: &DataSpec) -> Result<Vec<Problem>> {
     let name = spec.builtin.as_deref().unwrap_or_default();
     let make = maker(name).ok_or_else(|| Error::usage(format!("{name:?} is no generated data set")))?;
     check(spec, name)?;
-    let n = spec.n.unwrap_or(DEFAULT_N);
+    let n = count(spec);
     let template = Template::open(spec, None)?;
     let mut draws = Draws::new(name, spec.seed.unwrap_or(0));
     let mut seen = HashSet::new();
@@ -87,7 +89,7 @@ pub fn generate(spec: &DataSpec) -> Result<Vec<Problem>> {
 
 /// Refuses keys that mean nothing to a set without files.
 fn check(spec: &DataSpec, name: &str) -> Result<()> {
-    let n = spec.n.unwrap_or(DEFAULT_N);
+    let n = count(spec);
     if n == 0 || n > MAX_N {
         return Err(Error::usage(format!("n must be within 1..={MAX_N}")));
     }
@@ -106,7 +108,7 @@ fn check(spec: &DataSpec, name: &str) -> Result<()> {
 /// What is held out of a generated set where the pipeline names no hold-out; `None` for sets that are read.
 pub fn holdout(spec: &DataSpec) -> Option<Holdout> {
     maker(spec.builtin.as_deref()?)?;
-    let n = spec.n.unwrap_or(DEFAULT_N);
+    let n = count(spec);
     (n >= 5).then(|| Holdout { n: DEFAULT_HOLDOUT.min(n / 5), seed: spec.seed.unwrap_or(0) })
 }
 
@@ -120,6 +122,12 @@ fn sum(draws: &mut Draws) -> Made {
     let answer = if sign == '+' { a + b } else { a - b };
     let tags = BTreeMap::from([("operation".to_owned(), sign.to_string())]);
     Made { prompt: format!("{a} {sign} {b} ="), answer, solution: Solution::None, tags }
+}
+
+/// How many problems an entry asks for.
+fn count(spec: &DataSpec) -> usize {
+    let default = if spec.builtin.as_deref() == Some("sums") { DEFAULT_SUMS } else { DEFAULT_N };
+    spec.n.unwrap_or(default)
 }
 
 #[cfg(test)]
