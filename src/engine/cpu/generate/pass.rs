@@ -95,12 +95,20 @@ impl Pass {
         net.qkv(layer, normed, positions, q, k, v, t, None);
         self::extend(net, layer, k, v, items);
         self::attend(net, layer, q, items, attended);
-        weights.o.forward(pool, net.values, net.adapter, attended, m, t, &mut [&mut normed[..]]);
+        weights.o.forward(pool, net.values, net.factors.of(layer, 1), attended, m, t, &mut [&mut normed[..]]);
         rows::add(pool, normed, x);
         rows::norm(pool, x, net.norm(layer, 1), net.eps(), normed, inverses);
-        weights.gate_up.forward(pool, net.values, net.adapter, normed, m, t, &mut [&mut gate[..], &mut up[..]]);
+        weights.gate_up.forward(
+            pool,
+            net.values,
+            net.factors.of(layer, 2),
+            normed,
+            m,
+            t,
+            &mut [&mut gate[..], &mut up[..]],
+        );
         rows::silu_mul(pool, gate, up, active);
-        weights.down.forward(pool, net.values, net.adapter, active, m, t, &mut [&mut normed[..]]);
+        weights.down.forward(pool, net.values, net.factors.of(layer, 3), active, m, t, &mut [&mut normed[..]]);
         rows::add(pool, normed, x);
     }
 

@@ -1,6 +1,6 @@
 //! General dense product, for LoRA and weight gradients.
 
-use super::dense::{Columns, Rows};
+use super::dense::{Columns, Panels, Rows};
 use super::isa::Isa;
 use super::micro::Start;
 use super::panel::{Left, Output, Source, products};
@@ -80,13 +80,36 @@ pub(super) fn gemm_with(
     products(pool, isa, [m, k], &[left], &mut [Output { left: 0, source, n, c, ldc, start }]);
 }
 
+/// A right operand `W^T` of few rows: LoRA's.
+#[derive(Clone, Copy, Debug)]
+pub enum Factor<'a> {
+    /// W `[n, k]`, row-major without gaps.
+    Rows(&'a [f32]),
+    Panels(&'a Panels),
+}
+
+impl<'a> Factor<'a> {
+    /// The operand and its n.
+    pub(super) fn source(self, k: usize) -> (Box<dyn Source + 'a>, usize) {
+        match self {
+            Self::Rows(data) => {
+                let n = data.len() / k;
+                (Box::new(Rows { data, stride: k, n }), n)
+            }
+            Self::Panels(panels) => {
+                assert_eq!(panels.shape().1, k, "columns of panels");
+                (Box::new(panels), panels.shape().0)
+            }
+        }
+    }
+}
+
 /// One of several products that share m and k: `C += alpha * A B^T`.
 #[derive(Debug)]
 pub struct Term<'a> {
     /// A `[m, k]`, as it is stored.
     pub a: Operand<'a>,
-    /// B `[n, k]`, row-major without gaps.
-    pub b: &'a [f32],
+    pub b: Factor<'a>,
     /// C `[m, n]`, row-major without gaps.
     pub c: &'a mut [f32],
 }
@@ -103,12 +126,12 @@ pub fn add_products(pool: &Pool, [m, k]: [usize; 2], alpha: f32, terms: &mut [Te
         .iter()
         .map(|Term { a, .. }| Left { data: a.data, stride: a.stride, transposed: a.transposed, alpha })
         .collect();
-    let sources: Vec<_> = terms.iter().map(|t| Rows { data: t.b, stride: k, n: t.b.len() / k }).collect();
+    let sources: Vec<_> = terms.iter().map(|term| term.b.source(k)).collect();
     let mut outputs: Vec<_> = terms
         .iter_mut()
         .zip(&sources)
         .enumerate()
-        .map(|(left, (t, source))| Output { left, source, n: source.n, c: t.c, ldc: source.n, start: Start::Old })
+        .map(|(left, (t, (source, n)))| Output { left, source: &**source, n: *n, c: t.c, ldc: *n, start: Start::Old })
         .collect();
     products(pool, Isa::best(), [m, k], &lefts, &mut outputs);
 }

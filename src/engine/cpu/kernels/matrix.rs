@@ -3,6 +3,7 @@
 use super::bf16::{self, Bf16};
 use super::dense::{Columns, Rows};
 use super::four_bit::{self, E2M1, FourBit, NF4};
+use super::gemm::Factor;
 use super::isa::Isa;
 use super::micro::{NR, Start};
 use super::panel::{Left, Output, Source, products};
@@ -163,14 +164,14 @@ impl Matrix {
     }
 
     /// Several products of one x at once (q, k and v; gate and up): one job, packed once.
-    /// `more`, LoRA's first factors, is a row-major `[n, k]` and where `x more^T` `[m, n]` goes.
+    /// `more`: LoRA's first factors W `[n, k]` and where `x W^T` `[m, n]` goes.
     pub fn products(
         pool: &Pool,
         x: &[f32],
         m: usize,
         outputs: &mut [(&Self, &mut [f32])],
         add: bool,
-        more: Option<(&[f32], &mut [f32])>,
+        more: Option<(Factor<'_>, &mut [f32])>,
     ) {
         Self::products_with(pool, Isa::best(), x, m, outputs, add, more);
     }
@@ -182,7 +183,7 @@ impl Matrix {
         m: usize,
         outputs: &mut [(&Self, &mut [f32])],
         add: bool,
-        more: Option<(&[f32], &mut [f32])>,
+        more: Option<(Factor<'_>, &mut [f32])>,
     ) {
         let Some(k) = outputs.first().map(|(w, _)| w.k) else { return };
         assert_eq!(x.len(), m * k, "x is [m, k]");
@@ -204,13 +205,13 @@ impl Matrix {
             })
             .collect();
         let source;
-        if let Some((rows, c)) = more
+        if let Some((factor, c)) = more
             && k > 0
         {
-            let n = rows.len() / k;
+            source = factor.source(k);
+            let (source, n) = (&*source.0, source.1);
             assert_eq!(c.len(), m * n, "the further result is [m, n]");
-            source = Rows { data: rows, stride: k, n };
-            jobs.push(Output { left: 0, source: &source, n, c, ldc: n, start: Start::Zero });
+            jobs.push(Output { left: 0, source, n, c, ldc: n, start: Start::Zero });
         }
         let left = Left { data: x, stride: k, transposed: false, alpha: 1.0 };
         products(pool, isa, [m, k], &[left], &mut jobs);

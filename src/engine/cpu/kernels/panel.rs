@@ -40,6 +40,25 @@ pub(super) trait Source: Sync {
     }
 }
 
+impl<S: Source> Source for &S {
+    fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
+        (**self).fill(isa, strip, k0, kc, out);
+    }
+
+    fn address(&self, strip: usize, k0: usize) -> *const Line {
+        (**self).address(strip, k0)
+    }
+
+    fn direct_rows(&self, isa: Isa) -> usize {
+        (**self).direct_rows(isa)
+    }
+
+    unsafe fn direct(&self, isa: Isa, strips: Range<usize>, a: &[f32], m: usize, target: Target) {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).direct(isa, strips, a, m, target) }
+    }
+}
+
 /// A left operand `[m, k]`, multiplied with `alpha` when packed.
 #[derive(Clone, Copy)]
 pub(super) struct Left<'a> {
@@ -89,7 +108,7 @@ pub(super) fn products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], lefts: &[Left<
             pack(pool, isa, [m, k], left, &mut packed[i * m * k..][..m * k]);
         }
         let packed = &*packed;
-        let direct = outputs.iter().any(|output| m <= output.source.direct_rows(isa));
+        let direct = m <= outputs.iter().map(|output| output.source.direct_rows(isa)).max().unwrap_or(0);
         let outputs: Vec<Job> = outputs
             .iter_mut()
             .map(|o| Job {

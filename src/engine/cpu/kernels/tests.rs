@@ -227,7 +227,12 @@ fn factors_of_an_adapter_in_one_job_are_the_single_products() {
         for m in [1, 3, 8, 9, 40] {
             let (x, a) = (numbers.vec(m * k), numbers.vec(2 * rank * k));
             let (mut y, mut t) = (vec![0.0; m * 70], vec![f32::NAN; m * 2 * rank]);
-            Matrix::products(&pool, &x, m, &mut [(&base, &mut y)], false, Some((&a, &mut t)));
+            Matrix::products(&pool, &x, m, &mut [(&base, &mut y)], false, Some((Factor::Rows(&a), &mut t)));
+            let panels = Panels::new(&a, 2 * rank, k);
+            let (mut y_panels, mut t_panels) = (vec![0.0; m * 70], vec![f32::NAN; m * 2 * rank]);
+            let more = Some((Factor::Panels(&panels), &mut t_panels[..]));
+            Matrix::products(&pool, &x, m, &mut [(&base, &mut y_panels)], false, more);
+            assert_eq!((&y_panels, &t_panels), (&y, &t), "panels, {m} rows");
             let (mut alone, mut first) = (vec![0.0; m * 70], vec![0.0; m * 2 * rank]);
             base.product(&pool, &x, m, &mut alone, false);
             gemm(
@@ -245,7 +250,11 @@ fn factors_of_an_adapter_in_one_job_are_the_single_products() {
             let mut z = numbers.vec(m * 33);
             let mut z_alone = z.clone();
             let halves = [Operand::new(&t, 2 * rank), Operand::new(&t[rank..], 2 * rank)];
-            let terms = &mut [Term { a: halves[0], b: &b, c: &mut y }, Term { a: halves[1], b: &other, c: &mut z }];
+            let panels = Panels::new(&b, 70, rank);
+            let terms = &mut [
+                Term { a: halves[0], b: Factor::Panels(&panels), c: &mut y },
+                Term { a: halves[1], b: Factor::Rows(&other), c: &mut z },
+            ];
             add_products(&pool, [m, rank], 0.5, terms);
             gemm(&pool, [m, 70, rank], 0.5, halves[0], Operand::new(&b, rank).t(), 1.0, (&mut alone, 70));
             gemm(&pool, [m, 33, rank], 0.5, halves[1], Operand::new(&other, rank).t(), 1.0, (&mut z_alone, 33));
