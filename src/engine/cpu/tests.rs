@@ -197,7 +197,7 @@ fn a_stream_hands_over_every_token_once_as_it_comes() {
     let (mut given, cancel) = (0, Cancel::default());
     let stopped = engine.stream(&requests()[1], &[], &cancel, &mut |_| {
         given += 1;
-        if given == 3 { Err(Error::failed("enough")) } else { Ok(()) }
+        if given == 3 { Err(crate::Error::failed("enough")) } else { Ok(()) }
     });
     assert_eq!((stopped.unwrap_err().message(), given), ("enough", 3));
     let mut after = 0;
