@@ -180,6 +180,21 @@ pub trait Engine: Send {
         tick: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<Completion>>;
 
+    /// One completion, its tokens handed to `token` as they come: those of [`Engine::generate`]. An engine that has
+    /// no way to tell earlier hands them over at the end. An error of `token` ends the generation.
+    fn stream(
+        &mut self,
+        request: &Request,
+        eos: &[u32],
+        cancel: &Cancel,
+        token: &mut dyn FnMut(u32) -> Result<()>,
+    ) -> Result<Completion> {
+        let mut made = self.generate(std::slice::from_ref(request), eos, cancel, &mut |_, _| {})?;
+        let made = made.pop().ok_or_else(|| crate::Error::failed("the engine gave no completion"))?;
+        made.tokens.iter().try_for_each(|id| token(*id))?;
+        Ok(made)
+    }
+
     /// Log-probs and entropies of each row's completion tokens.
     fn forward(&mut self, batch: &Batch, pass: Pass) -> Result<Scores>;
 

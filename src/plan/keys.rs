@@ -65,7 +65,10 @@ pub fn keyed(around: &Surroundings<'_>, instance: &Instance, sources: &[Source<'
     if instance.kind == Kind::Report {
         // It prints whose it is.
         let file = around.graph.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let origin = serde_json::json!({ "name": around.graph.name, "file": file });
+        let mut origin = serde_json::json!({ "name": around.graph.name, "file": file });
+        if let Some(arguments) = instance.config.get("pipeline").and_then(|asked| asked.get("arguments")) {
+            set(&mut origin, "arguments", arguments.clone());
+        }
         set(&mut config, "pipeline", origin.clone());
         set(&mut key_config, "pipeline", origin);
     }

@@ -198,6 +198,20 @@ impl Engine for CpuEngine {
         Ok(outcome.completions)
     }
 
+    fn stream(
+        &mut self,
+        request: &Request,
+        eos: &[u32],
+        cancel: &Cancel,
+        token: &mut dyn FnMut(u32) -> Result<()>,
+    ) -> Result<Completion> {
+        self.prepare(request.prompt.len().saturating_add(request.max_new_tokens))?;
+        let norms = self.norms();
+        let mut outcome = generate::stream(&self.net(&norms), request, eos, self.budget.kv_cache, cancel, token)?;
+        self.memory.kv_cache_peak = self.memory.kv_cache_peak.max(outcome.kv_peak);
+        outcome.completions.pop().ok_or_else(|| Error::failed("a request was lost"))
+    }
+
     fn forward(&mut self, batch: &Batch, pass: Pass) -> Result<Scores> {
         if !(batch.temperature > 0.0 && batch.temperature.is_finite()) {
             return Err(Error::usage(format!("temperature {} is not a number above zero", batch.temperature)));

@@ -181,6 +181,35 @@ fn a_completion_depends_on_nothing_else_in_its_batch() {
 }
 
 #[test]
+fn a_stream_hands_over_every_token_once_as_it_comes() {
+    let model = model("Qwen3", true);
+    let mut engine = engine(model.path(), None, Trainable::None, 2, PLENTY);
+    for request in &requests() {
+        let whole = generate(&mut engine, std::slice::from_ref(request)).remove(0);
+        let mut come = Vec::new();
+        let streamed = engine.stream(request, &[60], &Cancel::default(), &mut |id| {
+            come.push(id);
+            Ok(())
+        });
+        assert_eq!((streamed.unwrap(), come), (whole.clone(), whole.tokens));
+    }
+    // What the caller refuses is the last one computed: the rest was not there yet.
+    let (mut given, cancel) = (0, Cancel::default());
+    let stopped = engine.stream(&requests()[1], &[], &cancel, &mut |_| {
+        given += 1;
+        if given == 3 { Err(crate::Error::failed("enough")) } else { Ok(()) }
+    });
+    assert_eq!((stopped.unwrap_err().message(), given), ("enough", 3));
+    let mut after = 0;
+    let cancelled = engine.stream(&requests()[1], &[], &cancel, &mut |_| {
+        after += 1;
+        cancel.cancel();
+        Ok(())
+    });
+    assert_eq!((cancelled.unwrap_err().kind(), after), (crate::error::Kind::Cancelled, 1), "told before the end");
+}
+
+#[test]
 fn noise_is_fresh_never_adds_up_and_can_be_taken_off() {
     let model = model("Qwen2", true);
     let adapter = adapter(model.path());

@@ -87,6 +87,39 @@ pub(super) fn generate(
     cancel: &Cancel,
     tick: &mut dyn FnMut(usize, usize),
 ) -> Result<Outcome> {
+    watched(net, requests, eos, kv_budget, cancel, &mut |run, new| {
+        tick(run.finished(), new);
+        Ok(())
+    })
+}
+
+/// See [`crate::engine::Engine::stream`]; the outcome holds one completion.
+pub(super) fn stream(
+    net: &Net<'_>,
+    request: &Request,
+    eos: &[u32],
+    kv_budget: u64,
+    cancel: &Cancel,
+    token: &mut dyn FnMut(u32) -> Result<()>,
+) -> Result<Outcome> {
+    let mut given = 0;
+    watched(net, std::slice::from_ref(request), eos, kv_budget, cancel, &mut |run, _| {
+        let tokens = run.first_tokens();
+        tokens.iter().skip(given).try_for_each(|id| token(*id))?;
+        given = tokens.len();
+        Ok(())
+    })
+}
+
+/// `each(run, new_tokens)` is called after every pass.
+fn watched(
+    net: &Net<'_>,
+    requests: &[Request],
+    eos: &[u32],
+    kv_budget: u64,
+    cancel: &Cancel,
+    each: &mut dyn FnMut(&Run<'_>, usize) -> Result<()>,
+) -> Result<Outcome> {
     let mut run = Run::new(net, requests, eos, kv_budget)?;
     let mut pass = Pass::default();
     while !(run.waiting.is_empty() && run.active.is_empty()) {
@@ -100,7 +133,7 @@ pub(super) fn generate(
             run.take(items, logits)?;
         }
         run.shrink();
-        tick(run.finished(), run.drawn - before);
+        each(&run, run.drawn - before)?;
     }
     let lost = || Error::failed("a request was lost");
     let completions = run.done.into_iter().map(|done| done.ok_or_else(lost)).collect::<Result<_>>()?;
@@ -157,6 +190,15 @@ impl<'a> Run<'a> {
 
     fn finished(&self) -> usize {
         self.done.iter().flatten().count()
+    }
+
+    /// What the first request has drawn so far.
+    fn first_tokens(&self) -> &[u32] {
+        if let Some(Some(done)) = self.done.first() {
+            return &done.tokens;
+        }
+        let mut sequences = self.active.iter().chain(&self.waiting);
+        sequences.find(|sequence| sequence.request == 0).map_or(&[], |sequence| &sequence.tokens)
     }
 
     fn kv_bytes(&self) -> u64 {
