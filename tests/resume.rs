@@ -186,3 +186,38 @@ fn raising_stop_at_goes_on_where_the_shorter_run_ended() {
     let other = run(dir, "parts", &[&with("train.stop_at=6")[..], &["--set", "train.lr=2e-3"]].concat());
     assert!(!other.contains("continuing"), "{other}");
 }
+
+#[test]
+fn an_adapter_of_others_is_continued_as_it_is() {
+    let dir = place();
+    let dir = dir.path();
+    run(dir, "home", &["--until", "adapter"]);
+    let made = command(dir, "home", &["path", "resume:adapter", "--checkpoint", "init"]).output().unwrap();
+    let made = PathBuf::from(String::from_utf8(made.stdout).unwrap().trim());
+    std::fs::create_dir(dir.join("theirs")).unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(made.join(file), dir.join("theirs").join(file)).unwrap();
+    }
+    let theirs = "  - id: theirs\n    run: {download: {repo: \"file:theirs\"}}\n  - id: adapter\n";
+    let init = PIPELINE.replace("  - id: adapter\n", theirs).replace(
+        "{lora: {model: base, rank: 8, alpha: 8, train_norms: true, seed: 1}}",
+        "{lora: {model: base, init: theirs}}",
+    );
+    std::fs::write(dir.join("resume.yaml"), &init).unwrap();
+    run(dir, "other", &["--until", "adapter"]);
+    let taken = command(dir, "other", &["path", "resume:adapter", "--checkpoint", "init"]).output().unwrap();
+    let taken = PathBuf::from(String::from_utf8(taken.stdout).unwrap().trim());
+    let weights = |dir: &Path| std::fs::read(dir.join("adapter_model.safetensors")).unwrap();
+    assert!(weights(&taken) == weights(&made));
+    let config = std::fs::read_to_string(taken.join("adapter_config.json")).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&config).unwrap()["r"], 8);
+
+    // What would not be read is refused, and so is a model in its place.
+    for (bad, word) in [("init: theirs, rank: 4", "rank would not be read"), ("init: base", "expected a stage of kind")]
+    {
+        std::fs::write(dir.join("resume.yaml"), init.replace("init: theirs", bad)).unwrap();
+        let done = command(dir, "other", &["validate", "resume.yaml"]).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout);
+        assert!(!done.status.success() && said.contains(word), "{said}");
+    }
+}

@@ -433,6 +433,19 @@ fn eight_bit_adamw_trains() {
     assert_eq!(series(&finished, "eval/accuracy").pop(), Some(1.0));
 }
 
+/// docs/training.md names every key of a train stage, and the schema describes each.
+#[test]
+fn every_option_is_documented() {
+    let page = include_str!("../docs/training.md");
+    let schema = qerl::stages::Kind::Train.schema().to_value();
+    let keys = schema["properties"].as_object().unwrap();
+    assert!(keys.len() > 40);
+    for (key, field) in keys {
+        assert!(page.contains(&format!("`{key}")), "docs/training.md does not name {key}");
+        assert!(field["description"].as_str().is_some_and(|text| !text.is_empty()), "{key} has no description");
+    }
+}
+
 #[test]
 fn an_empty_data_set_is_an_error_with_a_hint() {
     let dir = tempfile::tempdir().unwrap();

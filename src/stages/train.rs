@@ -141,12 +141,14 @@ pub struct Config {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aqn: Option<Aqn>,
 
+    /// How the moments are kept.
     #[serde(default)]
     pub optimizer: OptimizerKind,
     /// Peak learning rate.
     #[serde(default = "lr")]
     #[schemars(range(min = 0.0))]
     pub lr: f64,
+    /// The learning rate over `steps`.
     #[serde(default)]
     pub lr_schedule: LrSchedule,
     /// Share of `steps` over which the learning rate rises from 0.
@@ -165,6 +167,7 @@ pub struct Config {
     #[schemars(range(min = 0.0))]
     pub max_grad_norm: f64,
 
+    /// Of the order of the data, of sampling and of the noise.
     #[serde(default)]
     pub seed: u64,
     /// Optimizer steps between checkpoints to resume from.
