@@ -5,6 +5,8 @@
 mod fake;
 #[path = "trainer/faults.rs"]
 mod faults;
+#[path = "trainer/on_engine.rs"]
+mod on_engine;
 #[path = "random_model/mod.rs"]
 mod random_model;
 #[path = "trainer/stages.rs"]

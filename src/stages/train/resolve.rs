@@ -176,7 +176,8 @@ impl Config {
         let no_reference = self.beta.unwrap_or(preset.beta) == 0.0;
         let no_kl = "with beta 0 there is no KL term";
         let dynamic = self.dynamic_sampling;
-        let no_refills = !dynamic.enabled.unwrap_or(preset.dynamic_sampling);
+        // Off by the preset of a variant, a bound given for all of them is no mistake.
+        let no_refills = dynamic.enabled == Some(false);
         let not_punished = self.overlong.factor.unwrap_or(preset.overlong_factor) == 0.0;
         let truncates = self
             .correction
@@ -277,7 +278,7 @@ mod tests {
             ("correction.min", r#"{"steps": 10, "correction": {"kind": "token_truncate", "min": 0.5}}"#),
             (
                 "dynamic_sampling.max_refills",
-                r#"{"steps": 10, "algorithm": "grpo", "dynamic_sampling": {"max_refills": 9}}"#,
+                r#"{"steps": 10, "dynamic_sampling": {"enabled": false, "max_refills": 9}}"#,
             ),
             ("overlong.cache", r#"{"steps": 10, "algorithm": "grpo", "overlong": {"cache": 9}}"#),
             ("eval_limit", r#"{"steps": 10, "eval_limit": 9}"#),
@@ -289,6 +290,7 @@ mod tests {
             r#"{"steps": 10, "kl": "k1", "beta": 0.1}"#,
             r#"{"steps": 10, "correction": {"kind": "token_mask", "min": 0.5}}"#,
             r#"{"steps": 10, "algorithm": "grpo", "dynamic_sampling": {"enabled": true, "max_refills": 9}}"#,
+            r#"{"steps": 10, "algorithm": "grpo", "dynamic_sampling": {"max_refills": 9}}"#,
         ] {
             config(good).settings().unwrap();
         }
