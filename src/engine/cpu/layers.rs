@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::kernels::{Matrix, Operand, Pool, gemm, vector};
+use super::kernels::{Matrix, Operand, Pool, Term, add_products, gemm, vector};
 use super::parameters::Parameters;
 use crate::engine::Trainable;
 use crate::model::adapter::peft_key;
@@ -168,15 +168,23 @@ impl Group {
                 trained => trained.product(pool, values, x, m, y, biased),
             }
         }
-        Matrix::products(pool, x, m, &mut packed, biased);
-        let Some((_, columns)) = self.a.filter(|_| adapter) else { return };
-        self.down(pool, values, x, m, t);
+        let Some((a, columns)) = self.a.filter(|_| adapter) else {
+            Matrix::products(pool, x, m, &mut packed, biased, None);
+            return;
+        };
+        t.resize(m * columns, 0.0);
+        if packed.is_empty() {
+            self.down(pool, values, x, m, t);
+        } else {
+            Matrix::products(pool, x, m, &mut packed, biased, Some((&values[a..a + columns * self.k], t)));
+        }
+        let mut terms = Vec::with_capacity(ys.len());
         for (linear, y) in self.linears.iter().zip(ys) {
             let Some((b, column)) = linear.lora else { continue };
-            let n = linear.weight.shape().0;
-            let b = Operand::new(&values[b..b + n * self.rank], self.rank).t();
-            gemm(pool, [m, n, self.rank], self.scale, Operand::new(&t[column..], columns), b, 1.0, (y, n));
+            let b = &values[b..b + linear.weight.shape().0 * self.rank];
+            terms.push(Term { a: Operand::new(&t[column..], columns), b, c: y });
         }
+        add_products(pool, [m, self.rank], self.scale, &mut terms);
     }
 
     /// `t = x A^T`.

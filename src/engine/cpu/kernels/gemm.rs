@@ -77,5 +77,38 @@ pub(super) fn gemm_with(
     };
     let left = Left { data: a.data, stride: a.stride, transposed: a.transposed, alpha };
     let start = if beta == 0.0 { Start::Zero } else { Start::Old };
-    products(pool, isa, [m, k], left, &mut [Output { source, n, c, ldc }], start);
+    products(pool, isa, [m, k], &[left], &mut [Output { left: 0, source, n, c, ldc, start }]);
+}
+
+/// One of several products that share m and k: `C += alpha * A B^T`.
+#[derive(Debug)]
+pub struct Term<'a> {
+    /// A `[m, k]`, as it is stored.
+    pub a: Operand<'a>,
+    /// B `[n, k]`, row-major without gaps.
+    pub b: &'a [f32],
+    /// C `[m, n]`, row-major without gaps.
+    pub c: &'a mut [f32],
+}
+
+/// `C += alpha * A B^T` for each term in one job: LoRA's second factors of a group. As [`gemm`] with `beta` 1.
+///
+/// # Panics
+/// As [`gemm`].
+pub fn add_products(pool: &Pool, [m, k]: [usize; 2], alpha: f32, terms: &mut [Term<'_>]) {
+    if k == 0 {
+        return;
+    }
+    let lefts: Vec<_> = terms
+        .iter()
+        .map(|Term { a, .. }| Left { data: a.data, stride: a.stride, transposed: a.transposed, alpha })
+        .collect();
+    let sources: Vec<_> = terms.iter().map(|t| Rows { data: t.b, stride: k, n: t.b.len() / k }).collect();
+    let mut outputs: Vec<_> = terms
+        .iter_mut()
+        .zip(&sources)
+        .enumerate()
+        .map(|(left, (t, source))| Output { left, source, n: source.n, c: t.c, ldc: source.n, start: Start::Old })
+        .collect();
+    products(pool, Isa::best(), [m, k], &lefts, &mut outputs);
 }

@@ -23,7 +23,7 @@ mod pool;
 mod scale;
 pub mod vector;
 
-pub use gemm::{Operand, gemm};
+pub use gemm::{Operand, Term, add_products, gemm};
 pub use isa::Isa;
 pub use matrix::{Format, Matrix};
 pub(super) use pool::Parts;
