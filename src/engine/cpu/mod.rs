@@ -9,6 +9,7 @@ mod generate;
 mod head;
 pub mod kernels;
 mod layers;
+mod moments;
 mod noise;
 mod parameters;
 mod rope;

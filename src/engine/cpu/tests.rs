@@ -10,7 +10,7 @@ use super::{Budget, CpuEngine};
 use crate::control::Cancel;
 use crate::engine::reference::{Reference, by_base_name};
 use crate::engine::{
-    AdamW, Batch, Completion, Engine, NamedTensor, NormNoise, Pass, Request, Row, Sampling, Trainable,
+    AdamW, Batch, Completion, Engine, Moments, NamedTensor, NormNoise, Pass, Request, Row, Sampling, Trainable,
 };
 use crate::model::{Adapter, Checkpoint, ModelConfig, Projection, names, write_dense};
 use crate::rl::random::{key, normal};
@@ -240,7 +240,8 @@ fn a_resumed_engine_steps_to_the_same_bits() {
     let model = model("Qwen2", true);
     let adapter = adapter(model.path());
     let make = || engine(model.path(), Some(adapter.path()), Trainable::Adapter { norms: true }, 2, PLENTY);
-    let step = AdamW { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
+    let step =
+        AdamW { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0, moments: Moments::F32 };
     let mut whole = make();
     let mut resumed = make();
     for i in 0..4 {
