@@ -44,11 +44,10 @@ pub(super) fn unify(text: &str) -> Cow<'_, str> {
             '⌉' => out.push_str("\\rceil "),
             '√' => root(&mut out, &mut chars, "\\sqrt"),
             '∛' => root(&mut out, &mut chars, "\\sqrt[3]"),
-            '½' => out.push_str("\\frac{1}{2}"),
-            '⅓' => out.push_str("\\frac{1}{3}"),
-            '⅔' => out.push_str("\\frac{2}{3}"),
-            '¼' => out.push_str("\\frac{1}{4}"),
-            '¾' => out.push_str("\\frac{3}{4}"),
+            '¼'..='¾' | '⅐'..='⅞' => {
+                let (above, below) = vulgar(c);
+                let _ = write!(out, "\\frac{{{above}}}{{{below}}}");
+            }
             '⁄' | '∕' => out.push('/'),
             '∶' => out.push(':'),
             '“' | '”' => out.push('"'),
@@ -98,6 +97,30 @@ fn root(out: &mut String, chars: &mut std::iter::Peekable<std::str::Chars<'_>>, 
     }
 }
 
+/// Numerator and denominator of `½` and its kind.
+fn vulgar(c: char) -> (u8, u8) {
+    match c {
+        '¼' => (1, 4),
+        '½' => (1, 2),
+        '¾' => (3, 4),
+        '⅐' => (1, 7),
+        '⅑' => (1, 9),
+        '⅒' => (1, 10),
+        '⅓' => (1, 3),
+        '⅔' => (2, 3),
+        '⅕' => (1, 5),
+        '⅖' => (2, 5),
+        '⅗' => (3, 5),
+        '⅘' => (4, 5),
+        '⅙' => (1, 6),
+        '⅚' => (5, 6),
+        '⅛' => (1, 8),
+        '⅜' => (3, 8),
+        '⅝' => (5, 8),
+        _ => (7, 8),
+    }
+}
+
 fn superscript(c: char) -> Option<char> {
     Some(match c {
         '⁰' => '0',
@@ -125,7 +148,7 @@ fn greek(c: char) -> Option<&'static str> {
         'θ' => "theta",
         'λ' => "lambda",
         'μ' | 'µ' => "mu",
-        'π' => "pi",
+        'π' | '𝜋' | '𝛑' | '𝝅' => "pi",
         'ρ' => "rho",
         'σ' => "sigma",
         'τ' => "tau",

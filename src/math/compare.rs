@@ -31,7 +31,9 @@ impl Comparison {
         }
         match (gold, answer) {
             (Value::Unit(g, u), Value::Unit(a, v)) => u == v && self.equal(g, a),
-            (Value::Unit(g, _), a) => self.equal(g, a),
+            (Value::Unit(g, u), a) => {
+                self.equal(g, a) || matches!((&**g, a), (Value::Expr(g), Value::Expr(a)) if self.bare_unit(g, u, a))
+            }
             (g, Value::Unit(a, _)) => self.equal(g, a),
             (Value::Percent(g), Value::Percent(a)) => self.expressions(g, a),
             (Value::Percent(g), Value::Expr(a)) => self.expressions(g, a) || self.expressions(&hundredth(g), a),
@@ -73,7 +75,8 @@ impl Comparison {
                 }
             }
             (Value::List(g) | Value::Set(g) | Value::Union(g), Value::List(a) | Value::Set(a) | Value::Union(a)) => {
-                let (g, a) = (flat(g), flat(a));
+                let union = |v: &Value| matches!(v, Value::Union(_));
+                let (g, a) = (flat(g, union(gold)), flat(a, union(answer)));
                 self.any_order(&g, &a)
             }
             (Value::Group('(', g, ')'), Value::List(a)) => match labelled(a) {
@@ -84,6 +87,10 @@ impl Comparison {
                 Some(g) => self.in_order(&g, a),
                 None => false,
             },
+            // `0.5 or 1/2`: the same twice.
+            (Value::Expr(_) | Value::Percent(_), Value::List(a)) if a.len() > 1 => {
+                a.iter().all(|a| matches!(a, Value::Expr(_)) && self.equal(gold, a))
+            }
             (Value::List(g) | Value::Set(g), _) if g.len() == 1 => self.equal(&g[0], answer),
             (_, Value::List(a) | Value::Set(a)) if a.len() == 1 => self.equal(gold, &a[0]),
             _ => {
@@ -91,6 +98,17 @@ impl Comparison {
                 false
             }
         }
+    }
+
+    /// `12 m^2` without `\text`: the unit of one letter was read as a symbol.
+    fn bare_unit(&mut self, gold: &Expr, unit: &str, answer: &Expr) -> bool {
+        let (letter, power) = unit.split_once('^').unwrap_or((unit, "1"));
+        let Ok(power) = power.parse() else { return false };
+        if !matches!(letter, "m" | "g" | "l") || gold.has_symbol() {
+            return false;
+        }
+        let symbol = Expr::Power(Box::new(Expr::Symbol(letter.to_owned())), Box::new(Expr::integer(power)));
+        self.expressions(&Expr::Product(vec![gold.clone(), symbol]), answer)
     }
 
     fn step(&mut self) -> bool {
@@ -119,6 +137,10 @@ impl Comparison {
 
     /// `a:b` up to a common factor; clock times and three and more parts only as they stand.
     fn ratios(&mut self, gold: (&[Expr], bool, &str), answer: (&[Expr], bool, &str)) -> bool {
+        // With `a.m.` it is a time, which has two digits of minutes: 7:5 is not 7:05.
+        if (!gold.2.is_empty() || !answer.2.is_empty()) && gold.1 != answer.1 {
+            return false;
+        }
         if gold.0.len() != answer.0.len() || !gold.2.is_empty() && !answer.2.is_empty() && gold.2 != answer.2 {
             return false;
         }
@@ -159,6 +181,10 @@ impl Comparison {
                     && !gold.has_symbol()
                 {
                     return near(gold, &a);
+                }
+                // One term cannot vanish unless its atoms do: sin x and 1.0000001 sin x, or sin x + 1e-10.
+                if self.exact.single_term(&g, &a) {
+                    return false;
                 }
                 if self.exact.opaque {
                     self.evidence = "numeric probes";
@@ -283,11 +309,13 @@ fn labelled(items: &[Value]) -> Option<Vec<Value>> {
     distinct.then(|| pairs.into_iter().map(|(_, value)| value.clone()).collect())
 }
 
-fn flat(items: &[Value]) -> Vec<Value> {
+/// Lists inside of lists are one; so are finite sets inside of a union.
+fn flat(items: &[Value], union: bool) -> Vec<Value> {
     let mut out = Vec::with_capacity(items.len());
     for item in items {
         match item {
             Value::List(inner) => out.extend(inner.iter().cloned()),
+            Value::Set(inner) if union => out.extend(inner.iter().cloned()),
             other => out.push(other.clone()),
         }
     }

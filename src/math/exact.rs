@@ -113,6 +113,12 @@ impl Exact {
         Ok(self.mul_poly(&a.num, &b.den)? == self.mul_poly(&b.num, &a.den)?)
     }
 
+    /// Is a - b one term, a rational times powers of atoms?
+    pub(super) fn single_term(&mut self, a: &Fraction, b: &Fraction) -> bool {
+        let minus = self.negate(b);
+        self.add(a, &minus).is_ok_and(|difference| difference.num.len() == 1)
+    }
+
     /// Is a = c * b for a rational c != 0? Gives c.
     pub(super) fn ratio(&mut self, a: &Fraction, b: &Fraction) -> Result<Option<BigRational>, Trouble> {
         if a.is_zero() || b.is_zero() {

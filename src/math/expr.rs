@@ -147,7 +147,9 @@ impl<'a> Parser<'a> {
                 factors.push(Expr::Inverse(Box::new(self.signed_power()?)));
             } else if self.starts_factor() {
                 // `2 3` is nothing; a number may only be multiplied silently by something else.
-                if matches!(self.peek(), Some(Token::Number(_))) && self.at > 0 {
+                // (`3!7!` and `\pi 4^2` cannot be misread).
+                let told = |t: &Token| matches!(t, Token::Char('!')) || matches!(t, Token::Command(c) if c == "pi");
+                if matches!(self.peek(), Some(Token::Number(_))) && self.at > 0 && !told(&self.tokens[self.at - 1]) {
                     return Err(Unreadable);
                 }
                 factors.push(self.power()?);

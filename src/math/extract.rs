@@ -16,19 +16,33 @@ pub(super) fn extract(completion: &str) -> Option<Extracted> {
     if let Some(close) = text.rfind("</answer>")
         && let Some(open) = text[..close].rfind("<answer>")
     {
-        let inner = text[open + "<answer>".len()..close].trim();
+        let inner = text[open + "<answer>".len()..close].trim().trim_start_matches('#').trim_start();
         return inside_tag(inner);
     }
     match boxed(text) {
-        Boxed::Found(inner) => return in_box(inner),
+        Boxed::Found(inner) => {
+            let start = text[..offset(text, inner)].rfind('\\').unwrap_or(0);
+            let earlier = |head: &str| match boxed(head) {
+                Boxed::Found(first) if head.trim_end_matches(['$', ')', ']', '\\']).ends_with('}') => {
+                    Some(first.to_owned())
+                }
+                _ => None,
+            };
+            return in_box(&hedged(text, inner, start, earlier));
+        }
         Boxed::Unclosed => return None,
         Boxed::None => {}
     }
     hashes(text)
         .or_else(|| answer_is(text))
-        .or_else(|| environment(text).and_then(|t| some(t, "last math environment")))
+        .or_else(|| {
+            let found = environment(text)?;
+            let closed = |head: &str| head.ends_with(['$', ')', ']']);
+            let earlier = |head: &str| closed(head).then(|| environment(head).map(str::to_owned)).flatten();
+            some(&hedged(text, found, offset(text, found), earlier), "last math environment")
+        })
         .or_else(|| bare_latex(text).and_then(|t| some(t, "last LaTeX expression")))
-        .or_else(|| last_number(text).and_then(|t| some(t, "last number")))
+        .or_else(|| number(text).and_then(|t| some(&t, "last number")))
 }
 
 fn some(text: &str, rule: &'static str) -> Option<Extracted> {
@@ -283,6 +297,10 @@ fn shorten(line: &str) -> String {
         line = &line[..at];
     }
     let line = line.trim_end_matches(['.', '*', '`', ';', ' ']);
+    // `(D) 42`: the letter and what it stands for.
+    if let [b'(', b'A'..=b'J', b')', ..] = line.as_bytes() {
+        return line.to_owned();
+    }
     let line =
         if line.ends_with('!') && !line.ends_with("!!") && line.len() < 400 { &line[..line.len() - 1] } else { line };
     if line.len() > 400 {
@@ -308,7 +326,7 @@ fn shorten(line: &str) -> String {
     let lower = cut.to_lowercase();
     let doubt = lower
         .split(|c: char| !c.is_alphabetic())
-        .any(|w| matches!(w, "or" | "either" | "not" | "maybe" | "between" | "about" | "approximately" | "t"));
+        .any(|w| matches!(w, "either" | "between" | "t") || value::doubtful(w));
     if doubt {
         return cut.to_owned();
     }
@@ -323,7 +341,9 @@ fn shorten(line: &str) -> String {
     }
     // One number in a sentence of words.
     if let Some(number) = last_number(cut)
-        && cut.find(number).is_some_and(|at| last_number(&cut[..at]).is_none())
+        && cut
+            .find(number)
+            .is_some_and(|at| last_number(&cut[..at]).is_none() && !changed_behind(&cut[at + number.len()..]))
     {
         return number.to_owned();
     }
@@ -339,10 +359,45 @@ fn leading_number(text: &str) -> Option<&str> {
     let number = body[..end].trim_end_matches(['.', ',', '/']);
     // `3x` or `2^5` is more than its number.
     let next = body[end..].chars().next();
+    if changed_behind(&body[end..]) {
+        return None;
+    }
     (number.len() > sign
         && number[sign..].starts_with(|c: char| c.is_ascii_digit())
         && next.is_none_or(|c| c == ' ' || c == '*' || c == ',' || c == '.'))
     .then_some(number)
+}
+
+/// Does what follows a number make another value of it? `35 + y`, `35 x 10^2`, `35 million`: none of them is 35.
+fn changed_behind(rest: &str) -> bool {
+    let rest = rest.trim_start();
+    let word: String = rest.chars().take_while(|c| c.is_alphabetic()).collect();
+    let markup = ["**", "- ", "\\)", "\\]", "\\%", "\\text"].iter().any(|m| rest.starts_with(m));
+    let operator = rest.starts_with(['+', '*', '^', '/', '=', '<', '>', '!', '×', '÷', '\\', '_', '-']);
+    operator && !markup || word == "x" || value::doubtful(&word)
+}
+
+/// `found` with what stands before it and an "or": an answer that hedges is not the last of its alternatives.
+fn hedged(text: &str, found: &str, before: usize, earlier: impl Fn(&str) -> Option<String>) -> String {
+    let marks = |t: &str| t.trim_end().trim_end_matches(['$', '(', '[', '\\']).trim_end().len();
+    let head = &text[..marks(&text[..before])];
+    match head.strip_suffix("or").filter(|h| h.ends_with([' ', '$'])).map(str::trim_end).and_then(earlier) {
+        Some(first) => format!("{first} \\text{{ or }} {found}"),
+        None => found.to_owned(),
+    }
+}
+
+/// Where `part`, a piece of `text`, starts in it.
+fn offset(text: &str, part: &str) -> usize {
+    (part.as_ptr() as usize).saturating_sub(text.as_ptr() as usize).min(text.len())
+}
+
+/// [`last_number`] with a number joined to it by "or".
+fn number(text: &str) -> Option<String> {
+    let found = last_number(text)?;
+    Some(hedged(text, found, offset(text, found), |head| {
+        last_number(head).filter(|n| head.ends_with(n)).map(str::to_owned)
+    }))
 }
 
 /// Content of the last math environment that is not empty and not prose.

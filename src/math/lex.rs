@@ -61,7 +61,7 @@ impl Lexer<'_> {
                 '.' if self.peek(1).is_some_and(|d| d.is_ascii_digit()) => self.number(),
                 '\\' => self.command()?,
                 'a'..='z' | 'A'..='Z' => self.word(),
-                '€' | '£' | '¥' | '₹' => {
+                '€' | '£' | '¥' | '₹' | '¢' => {
                     self.out.push(Token::Text(c.to_string()));
                     self.at += 1;
                 }
@@ -80,6 +80,11 @@ impl Lexer<'_> {
                 '*' if self.peek(1) == Some('*') => {
                     self.at += 1;
                     self.push('^');
+                }
+                '{' if self.starts(self.at, "{-}") => {
+                    // A sign in braces, for its spacing.
+                    self.at += 3;
+                    self.out.push(Token::Char('-'));
                 }
                 '{' if self.starts(self.at, "{,}") => {
                     self.at += 3;
@@ -273,6 +278,18 @@ impl Lexer<'_> {
 
     fn word(&mut self) {
         let run = self.name(self.at);
+        if matches!(run.as_str(), "st" | "nd" | "rd" | "th") && self.at > 0 && self.chars[self.at - 1].is_ascii_digit()
+        {
+            // `7th`: the number is meant.
+            self.at += run.len();
+            self.out.push(Token::Text(run));
+            return;
+        }
+        if run == "x" && self.after_number() && self.times_ten() {
+            self.at += 1;
+            self.out.push(Token::Char('*'));
+            return;
+        }
         let after = self.peek(run.chars().count());
         if FUNCTIONS.contains(&run.as_str()) && !(matches!(run.as_str(), "min" | "sec") && self.after_number()) {
             self.at += run.len();
@@ -292,6 +309,12 @@ impl Lexer<'_> {
             // Digits and letters glued together (`1A3_{16}`) are read by the base parser from these tokens.
             self.symbol_unless_base(c);
         }
+    }
+
+    /// `x 10^` behind a number is a product, not a variable.
+    fn times_ten(&self) -> bool {
+        let rest = self.chars[self.at + 1..].iter().filter(|c| !c.is_whitespace());
+        rest.take(3).eq(['1', '0', '^'].iter())
     }
 
     fn after_number(&self) -> bool {
@@ -349,6 +372,14 @@ impl Lexer<'_> {
                 self.braced();
             }
             "dots" | "ldots" | "cdots" => self.out.push(Token::Text("...".to_owned())),
+            "phantom" | "hphantom" | "vphantom" => {
+                self.braced();
+            }
+            "colon" => self.out.push(Token::Char(':')),
+            "not" if self.peek(0) == Some('=') => {
+                self.at += 1;
+                self.out.push(Token::Command("ne".to_owned()));
+            }
             "circ" => self.out.push(Token::Command(name)),
             "langle" | "rangle" => {
                 self.at -= 1;

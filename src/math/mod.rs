@@ -76,7 +76,7 @@ impl Gold {
         let value = (!empty).then(|| value::read(said.as_deref().unwrap_or(text)));
         let empty_text =
             matches!(&value, Some(Value::Text(t)) if t.is_empty()) && plain.chars().all(char::is_whitespace);
-        let choice = choice(text).filter(|(_, whole)| *whole).map(|(c, _)| c);
+        let choice = choice(text).map(|(c, _)| c);
         Self { text: text.to_owned(), plain, value: value.filter(|_| !empty_text), choice }
     }
 
@@ -143,6 +143,11 @@ impl Gold {
         {
             return (wanted == given, "choice letter", "choice letters");
         }
+        if let (Value::Text(words), true) = (gold, answer.len() <= 400)
+            && clean::text_key(answer) == *words
+        {
+            return (true, "text", "same words");
+        }
         let value = value::read(answer);
         let mut comparison = Comparison::default();
         let equal = comparison.equal(gold, &value);
@@ -168,6 +173,31 @@ fn plain(text: &str) -> String {
         gap = false;
         out.push(c);
     }
+    bare_scripts(out)
+}
+
+/// `^{n}` as `^n`: braces around one character change nothing.
+fn bare_scripts(text: String) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let braced = |i: usize| {
+        matches!(chars[i..], ['^' | '_', '{', c, '}', ..] if c.is_alphanumeric()).then(|| [chars[i], chars[i + 2]])
+    };
+    if !(0..chars.len()).any(|i| braced(i).is_some()) {
+        return text;
+    }
+    let (mut out, mut i) = (String::with_capacity(text.len()), 0);
+    while i < chars.len() {
+        match braced(i) {
+            Some(both) => {
+                out.extend(both);
+                i += 4;
+            }
+            None => {
+                out.push(chars[i]);
+                i += 1;
+            }
+        }
+    }
     out
 }
 
@@ -187,12 +217,25 @@ fn choice(text: &str) -> Option<(char, bool)> {
     let letter = chars.next().filter(|c| matches!(c, 'a'..='j'))?.to_ascii_uppercase();
     let upper = text.contains(letter);
     let rest = chars.as_str();
+    if another_choice(rest) {
+        return None;
+    }
     let whole = rest.trim_matches([')', ' ', '.', ':']).is_empty();
     if whole {
         return (upper || text.contains('(')).then_some((letter, true));
     }
     (upper && (rest.trim_start().starts_with(')') || rest.starts_with(". ") || rest.starts_with(": ")))
         .then_some((letter, false))
+}
+
+/// `(C) or (D)`, `C, D`, `(A) 3 (B) 4`: is there a second letter in brackets, or one behind a joining word?
+fn another_choice(rest: &str) -> bool {
+    let letter = |c: Option<&str>| c.is_some_and(|c| matches!(c.as_bytes(), [b'a'..=b'j']));
+    let bracketed = rest.as_bytes().windows(3).any(|w| matches!(w, [b'(', b'a'..=b'j', b')']));
+    let words: Vec<&str> = rest.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).collect();
+    let joined = words.windows(2).any(|w| matches!(w[0], "or" | "and") && letter(w.get(1).copied()));
+    let listed = rest.contains(',') && letter(words.first().copied()) && words.len() == 1;
+    bracketed || joined || listed
 }
 
 /// Grades one completion against one gold; parse the gold once with [`Gold`] where there are several.

@@ -177,7 +177,8 @@ fn next(state: &mut u64) -> f64 {
     f64::from(bits) / 4_294_967_296.0
 }
 
-/// Do both agree at enough points? Points: positive, then whole numbers (factorials), then of either sign.
+/// Do both agree at enough points? Points: positive, then whole numbers (factorials), then of either sign,
+/// near zero and farther away (`|x + 3|` is `x + 3` near zero).
 pub(super) fn agree(a: &Expr, b: &Expr) -> bool {
     let mut point = BTreeMap::new();
     symbols(a, &mut point);
@@ -192,33 +193,32 @@ pub(super) fn agree(a: &Expr, b: &Expr) -> bool {
         };
     }
     let mut state = 0x7165_726c;
-    let (mut same, mut signed) = (0, 0);
-    for round in 0..3 {
+    let mut same = 0;
+    for round in 0..4 {
         for _ in 0..POINTS {
             for x in point.values_mut() {
                 let u = next(&mut state);
                 *x = match round {
                     0 => 0.3 + 2.4 * u,
                     1 => (2.0 + 9.0 * u).floor(),
-                    _ => 4.0 * u - 2.0,
+                    2 => 4.0 * u - 2.0,
+                    _ => 24.0 * u - 12.0,
                 };
             }
             match (value(a, &point), value(b, &point)) {
                 (Some(x), Some(y)) if x.finite() && y.finite() => {
                     if !x.close(y, TOLERANCE) {
                         // Off the common domain (roots of negative numbers) branches may differ.
-                        if round == 2 && (x.im.abs() > 1e-9 || y.im.abs() > 1e-9) {
+                        if round >= 2 && (x.im.abs() > 1e-9 || y.im.abs() > 1e-9) {
                             continue;
                         }
                         return false;
                     }
                     same += 1;
-                    signed += usize::from(round == 2);
                 }
                 _ => {}
             }
         }
     }
-    let _ = signed;
     same >= NEEDED
 }

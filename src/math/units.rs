@@ -11,7 +11,7 @@ pub(super) fn normalise(text: &str) -> String {
         match word {
             "square" | "sq" => square = 2,
             "cubic" => square = 3,
-            "unit" | "units" | "of" | "a" | "the" | "per" => {}
+            "unit" | "units" | "of" | "a" | "the" | "per" | "st" | "nd" | "rd" | "th" => {}
             _ => words.push(single(word)),
         }
     }

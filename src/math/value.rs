@@ -125,6 +125,7 @@ fn operator(token: &Token) -> Option<Op> {
             "le" | "leq" | "leqslant" | "leqq" => Op::LessEqual,
             "ge" | "geq" | "geqslant" | "geqq" => Op::GreaterEqual,
             "ne" | "neq" => Op::NotEqual,
+            "equiv" => Op::Equal,
             "in" => Op::In,
             _ => return None,
         },
@@ -198,6 +199,15 @@ fn value(tokens: &[Token], nesting: usize) -> Result<Value, Unreadable> {
     }
     if let Some(found) = ratio(tokens)? {
         return Ok(found);
+    }
+    // `P(3, -4)`: a point with its name.
+    if let [Token::Symbol(name), point @ ..] = tokens
+        && name.len() == 1
+        && name.starts_with(|c: char| c.is_ascii_uppercase())
+        && enclosed(point) == Some(('(', ')'))
+        && split(&point[1..point.len() - 1], &|t| matches!(t, Token::Char(','))).len() > 1
+    {
+        return value(point, nesting + 1);
     }
     if let Some((open, close)) = enclosed(tokens) {
         let inner = &tokens[1..tokens.len() - 1];
@@ -293,15 +303,30 @@ fn ratio(tokens: &[Token]) -> Result<Option<Value>, Unreadable> {
 }
 
 fn base(tokens: &[Token]) -> Option<Value> {
-    let at = tokens.iter().position(|t| matches!(t, Token::Char('_')))?;
-    let radix = match &tokens[at + 1..] {
-        [Token::Number(n)] => n,
-        [Token::Char('{'), Token::Number(n), Token::Char('}')] => n,
-        _ => return None,
+    // `212_3`, `(212)_{(3)}`, `212_{\text{three}}`, `212 base 3`.
+    let (at, radix) = match tokens.iter().position(|t| matches!(t, Token::Char('_'))) {
+        Some(at) => (at, &tokens[at + 1..]),
+        None => {
+            let at = tokens.iter().position(|t| word(t, &["base", "in base"]))?;
+            (at, &tokens[at + 1..])
+        }
     };
-    let radix: u32 = radix.parse().ok().filter(|r| (2..=36).contains(r))?;
+    let mut radix = radix;
+    while let [Token::Char('{' | '('), inner @ .., Token::Char('}' | ')')] = radix {
+        radix = inner;
+    }
+    let radix: u32 = match radix {
+        [Token::Number(n)] => n.parse().ok(),
+        [Token::Text(t)] => radix_word(t),
+        _ => None,
+    }
+    .filter(|r| (2..=36).contains(r))?;
+    let mut number = &tokens[..at];
+    if let [Token::Char('('), inner @ .., Token::Char(')')] = number {
+        number = inner;
+    }
     let mut digits = String::new();
-    for token in &tokens[..at] {
+    for token in number {
         match token {
             Token::Number(n) => digits.push_str(n),
             Token::Symbol(s) if s.len() == 1 => digits.push_str(&s.to_uppercase()),
@@ -311,6 +336,14 @@ fn base(tokens: &[Token]) -> Option<Value> {
     }
     let trimmed = digits.trim_start_matches('0').to_owned();
     (!digits.is_empty()).then(|| Value::Base(if trimmed.is_empty() { "0".to_owned() } else { trimmed }, radix))
+}
+
+/// `three` of `212_{\text{three}}`, `base 3` of one text.
+fn radix_word(text: &str) -> Option<u32> {
+    let name = text.trim().to_lowercase();
+    let names = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"];
+    let at = names.iter().position(|n| *n == name).or_else(|| (name == "sixteen").then_some(14))?;
+    u32::try_from(at + 2).ok()
 }
 
 fn matrix(tokens: &[Token]) -> Result<Option<Value>, Unreadable> {
@@ -391,6 +424,7 @@ fn quantity(tokens: &[Token], _nesting: usize) -> Result<Value, Unreadable> {
     let mut power = None;
     loop {
         match tokens {
+            [_, .., Token::Char('%')] if percent => return Err(Unreadable),
             [rest @ .., Token::Char('%')] => {
                 percent = true;
                 tokens = rest;
@@ -402,6 +436,48 @@ fn quantity(tokens: &[Token], _nesting: usize) -> Result<Value, Unreadable> {
             }
             [rest @ .., Token::Char('^'), Token::Char('{'), Token::Command(c), Token::Char('}')] if c == "circ" => {
                 words.push("degree".to_owned());
+                tokens = rest;
+            }
+            // `25^\circ C`.
+            [rest @ .., Token::Char('^'), Token::Command(c), Token::Symbol(s) | Token::Text(s)]
+            | [
+                rest @ ..,
+                Token::Char('^'),
+                Token::Char('{'),
+                Token::Command(c),
+                Token::Char('}'),
+                Token::Symbol(s) | Token::Text(s),
+            ] if c == "circ" && matches!(s.trim(), "C" | "F" | "K") => {
+                words.push(s.trim().to_owned());
+                words.push("degree".to_owned());
+                tokens = rest;
+            }
+            // `7^{\text{th}}`.
+            [rest @ .., Token::Char('^'), Token::Char('{'), Token::Text(t), Token::Char('}')]
+            | [rest @ .., Token::Char('^'), Token::Text(t)]
+                if matches!(t.trim(), "st" | "nd" | "rd" | "th") && matches!(rest.last(), Some(Token::Number(_))) =>
+            {
+                tokens = rest;
+            }
+            // `90 km/h`.
+            [rest @ .., Token::Text(a), Token::Char('/'), Token::Symbol(b)]
+                if !rest.is_empty() && matches!(b.as_str(), "h" | "s" | "m" | "g" | "l" | "L") =>
+            {
+                words.push(format!("{a}/{b}"));
+                tokens = rest;
+            }
+            // `5 \pmod{9}`, `5 (mod 9)`.
+            [rest @ .., Token::Command(c), Token::Char('{'), Token::Number(n), Token::Char('}')]
+            | [rest @ .., Token::Command(c), Token::Number(n)]
+                if !rest.is_empty() && matches!(c.as_str(), "pmod" | "bmod" | "mod") =>
+            {
+                words.push(format!("mod {n}"));
+                tokens = rest;
+            }
+            [rest @ .., Token::Char('('), Token::Text(t), Token::Number(n), Token::Char(')')]
+                if !rest.is_empty() && t.trim() == "mod" =>
+            {
+                words.push(format!("mod {n}"));
                 tokens = rest;
             }
             [rest @ .., Token::Command(c)] if c == "degree" => {
@@ -441,8 +517,16 @@ fn quantity(tokens: &[Token], _nesting: usize) -> Result<Value, Unreadable> {
     if tokens.is_empty() {
         return Err(Unreadable);
     }
-    let expr = expr::parse(tokens)?;
+    let mut expr = expr::parse(tokens)?;
     words.reverse();
+    // `2.5 million dollars`.
+    if let (Expr::Number(_), Some(first)) = (&expr, words.first_mut()) {
+        let (word, rest) = first.trim().split_once(' ').unwrap_or((first.trim(), ""));
+        if let Some(zeros) = zeros(word) {
+            expr = Expr::Product(vec![expr, Expr::integer(10i64.pow(zeros))]);
+            *first = rest.to_owned();
+        }
+    }
     if words.iter().any(|w| doubtful(w)) {
         return Err(Unreadable);
     }
@@ -469,8 +553,20 @@ fn quantity(tokens: &[Token], _nesting: usize) -> Result<Value, Unreadable> {
     Ok(if unit.is_empty() { value } else { Value::Unit(Box::new(value), unit) })
 }
 
-/// Words behind a number that are not a unit but take something back.
-fn doubtful(text: &str) -> bool {
+/// The zeros of a number word behind a number.
+fn zeros(word: &str) -> Option<u32> {
+    Some(match word.to_lowercase().trim_end_matches('s') {
+        "hundred" => 2,
+        "thousand" => 3,
+        "million" => 6,
+        "billion" => 9,
+        "trillion" => 12,
+        _ => return None,
+    })
+}
+
+/// Words behind a number that are not a unit but change it or take something back.
+pub(super) fn doubtful(text: &str) -> bool {
     text.to_lowercase().split(|c: char| !c.is_alphabetic()).any(|w| {
         matches!(
             w,
@@ -493,8 +589,46 @@ fn doubtful(text: &str) -> bool {
                 | "billion"
                 | "hundred"
                 | "dozen"
-                | "hundredths"
                 | "base"
+                | "millions"
+                | "thousands"
+                | "billions"
+                | "trillion"
+                | "trillions"
+                | "hundreds"
+                | "dozens"
+                | "half"
+                | "halves"
+                | "third"
+                | "thirds"
+                | "fourth"
+                | "fourths"
+                | "fifth"
+                | "fifths"
+                | "sixth"
+                | "sixths"
+                | "seventh"
+                | "sevenths"
+                | "eighth"
+                | "eighths"
+                | "ninth"
+                | "ninths"
+                | "tenth"
+                | "tenths"
+                | "hundredth"
+                | "hundredths"
+                | "thousandth"
+                | "thousandths"
+                | "squared"
+                | "cubed"
+                | "factorial"
+                | "plus"
+                | "minus"
+                | "wrong"
+                | "incorrect"
+                | "false"
+                | "unknown"
+                | "guess"
         )
     })
 }

@@ -89,7 +89,6 @@ pub(super) const SILENT: &[&str] = &[
     "enspace",
     "thinspace",
     "negthinspace",
-    "phantom",
     "bold",
     "vec",
     "overrightarrow",
