@@ -9,6 +9,7 @@ pub mod loss;
 pub mod metrics;
 pub mod options;
 pub mod random;
+mod reward_spec;
 pub mod rewards;
 pub mod rollout;
 pub mod schedule;
@@ -21,5 +22,6 @@ pub mod trainer;
 
 pub use options::{
     Algorithm, Aqn, AqnForm, Clip, Correction, CorrectionKind, Decay, DynamicSampling, EarlyStop, KlEstimator, Loss,
-    LrSchedule, NoiseScope, Normalization, OldLogProbs, OptimizerKind, Overlong, Ratio, RewardAggregation, RewardSpec,
+    LrSchedule, NoiseScope, Normalization, OldLogProbs, OptimizerKind, Overlong, Ratio, RewardAggregation,
 };
+pub use reward_spec::RewardSpec;

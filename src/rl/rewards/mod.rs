@@ -10,9 +10,9 @@ use std::path::Path;
 pub use program::Program;
 
 use super::advantage::ranges;
-use super::options::RewardSpec;
 use crate::control::Cancel;
 use crate::math::Verdict;
+use crate::rl::RewardSpec;
 use crate::{Error, Result};
 
 /// One completion to judge.
