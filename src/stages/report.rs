@@ -2,6 +2,7 @@
 
 mod compare;
 mod cost;
+pub mod embed;
 mod gather;
 mod lineage;
 mod provenance;
@@ -48,6 +49,9 @@ pub struct Origin {
     pub name: String,
     /// The file's name, without its folder.
     pub file: String,
+    /// What `qerl reproduce` needs, for the HTML file; never part of a fingerprint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<serde_json::Value>,
 }
 
 fn variant() -> String {
@@ -63,11 +67,17 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
     for failure in &data.failures {
         context.progress.say(&format!("the report shows {} as failed: {}", failure.instance, failure.reason));
     }
-    for (name, text) in [(HTML, report::html(&data)?), (MARKDOWN, report::markdown(&data)?)] {
+    let rows: BTreeMap<&str, _> = data.rows.iter().map(|r| (r.label.as_str(), &r.cells)).collect();
+    let rows = serde_json::json!(rows);
+    let mut html = report::html(&data)?;
+    if let Some(mut recipe) = config.pipeline.as_ref().and_then(|origin| origin.recipe.clone()) {
+        recipe["rows"] = rows.clone();
+        html = embed::insert(&html, &recipe);
+    }
+    for (name, text) in [(HTML, html), (MARKDOWN, report::markdown(&data)?)] {
         let path = context.output.join(name);
         std::fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
     }
-    let rows: BTreeMap<&str, _> = data.rows.iter().map(|r| (r.label.as_str(), &r.cells)).collect();
     Ok(Output {
         declared: vec![HTML.to_owned(), MARKDOWN.to_owned()],
         handle: Handle::Report {
