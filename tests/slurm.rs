@@ -19,7 +19,8 @@ struct Cluster {
 impl Cluster {
     fn start() -> Option<Self> {
         let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/tools");
-        let there = |name: &str| Command::new(name).arg("-V").output().is_ok_and(|o| o.status.success());
+        // Without a configuration they fail whatever they are asked; being there is enough.
+        let there = |name: &str| Command::new(name).arg("-V").output().is_ok();
         if !tools.join("slurm-up.sh").exists() || !there("sbatch") || !there("slurmctld") {
             eprintln!("skipped: no Slurm here (apt-get install slurm-wlm), or no ../shared/tools/slurm-up.sh");
             return None;

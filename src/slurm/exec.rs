@@ -46,7 +46,7 @@ fn make(
     let name = frozen.graph.instances[index].name();
     let mut reasons = BTreeMap::new();
     for input in dependencies(&frozen.graph.instances[index]) {
-        if let Some(Marker { why: Some(why), .. }) = Marker::read(frozen, frozen.maker(input)) {
+        if let Some(why) = reason(frozen, input) {
             reasons.insert(input, why);
         }
     }
@@ -88,6 +88,16 @@ fn make(
         Some(Outcome::Stopped) => Err((Stand::Stopped, Error::new(Trouble::Cancelled, "stopped on request"))),
         Some(Outcome::Failed(why)) => Err(failed(summary.error.unwrap_or_else(|| Error::failed(why)))),
         None => Err(failed(Error::failed(format!("{name} is not in the frozen plan")))),
+    }
+}
+
+/// Why an instance has no artifact: what its job wrote or, where Slurm took the job back before it started, what
+/// happened to those that it waited for.
+fn reason(frozen: &Frozen, index: usize) -> Option<String> {
+    let maker = frozen.maker(index);
+    match Marker::read(frozen, maker) {
+        Some(marker) => marker.why,
+        None => frozen.waits_for(maker).into_iter().find_map(|input| reason(frozen, input)),
     }
 }
 
