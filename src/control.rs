@@ -49,3 +49,26 @@ impl Progress for Quiet {
     fn at(&self, _: u64, _: &str) {}
     fn say(&self, _: &str) {}
 }
+
+thread_local! {
+    static DEVICES: std::cell::RefCell<Vec<usize>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// The GPUs that the scheduler set aside for the stage which runs on this thread; none where it computes on the CPU.
+/// An engine reads them when it is loaded, on the stage's own thread.
+pub fn devices() -> Vec<usize> {
+    DEVICES.with_borrow(Clone::clone)
+}
+
+/// Runs `work` with [`devices`] set.
+pub fn with_devices<T>(devices: &[usize], work: impl FnOnce() -> T) -> T {
+    /// Puts back what was set before, also after a panic.
+    struct Back(Vec<usize>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            DEVICES.set(std::mem::take(&mut self.0));
+        }
+    }
+    let _back = Back(DEVICES.replace(devices.to_vec()));
+    work()
+}

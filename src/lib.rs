@@ -20,6 +20,7 @@ pub mod report;
 pub mod rl;
 pub mod run;
 pub mod selftest;
+pub mod slurm;
 pub mod stages;
 pub mod store;
 pub mod tensors;

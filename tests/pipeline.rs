@@ -10,6 +10,8 @@ mod expansion;
 mod files;
 #[path = "pipeline/hostile.rs"]
 mod hostile;
+#[path = "pipeline/traps.rs"]
+mod traps;
 
 use std::path::{Path, PathBuf};
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::out::write as out;
 use super::pipeline_args::Choice;
@@ -20,7 +21,8 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// List artifacts, oldest first
-    List {
+    #[command(visible_alias = "list")]
+    Ls {
         #[arg(long, help = "Print JSON")]
         json: bool,
     },
@@ -29,17 +31,25 @@ enum Command {
         /// Only these: an address, or a fingerprint or the beginning of one
         artifacts: Vec<String>,
     },
-    /// Remove what is not kept: keeps what the given pipelines use, or the newest artifact of every instance
+    /// Say what is not kept, and with --yes remove it; kept is what the given pipelines use, or the newest artifact of
+    /// every instance, and always what a run uses right now
     Gc {
         /// Keep only what these pipeline files use now
         #[arg(long = "keep", value_name = "FILE")]
         pipelines: Vec<PathBuf>,
-        /// Say what would go, and remove nothing
+        /// Leave alone what was made or used within this time: 12h, 30d, 8w
+        #[arg(long, value_name = "AGE", value_parser = age)]
+        older_than: Option<Duration>,
+        /// Remove it; without this the list is all that happens
+        #[arg(long, conflicts_with = "dry_run")]
+        yes: bool,
+        /// Only list, which is what happens without --yes
         #[arg(short = 'n', long)]
         dry_run: bool,
     },
     /// Remove artifacts
-    Remove {
+    #[command(visible_alias = "remove")]
+    Rm {
         /// An address, or a fingerprint or the beginning of one
         #[arg(required = true)]
         artifacts: Vec<String>,
@@ -49,10 +59,10 @@ enum Command {
 pub fn run(args: &Args) -> Result<()> {
     let store = Store::from_env()?;
     match &args.command {
-        Command::List { json } => list(&store, *json),
+        Command::Ls { json } => list(&store, *json),
         Command::Verify { artifacts } => verify(&store, artifacts),
-        Command::Gc { pipelines, dry_run } => gc(&store, pipelines, *dry_run),
-        Command::Remove { artifacts } => remove(&store, artifacts),
+        Command::Gc { pipelines, older_than, yes, dry_run: _ } => gc(&store, pipelines, *older_than, *yes),
+        Command::Rm { artifacts } => remove(&store, artifacts),
     }
 }
 
@@ -114,16 +124,38 @@ fn verify(store: &Store, artifacts: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn gc(store: &Store, pipelines: &[PathBuf], dry_run: bool) -> Result<()> {
-    let keep = kept(store, pipelines)?;
+/// `12h`, `30d`, `8w`.
+fn age(text: &str) -> std::result::Result<Duration, String> {
+    let wrong = || format!("`{text}` is no age: write 12h, 30d or 8w");
+    let (number, unit) = text.split_at(text.len() - text.chars().next_back().map_or(0, char::len_utf8));
+    let hours = match unit {
+        "h" => 1,
+        "d" => 24,
+        "w" => 7 * 24,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(hours * 3600).map(Duration::from_secs).ok_or_else(wrong)
+}
+
+fn gc(store: &Store, pipelines: &[PathBuf], older_than: Option<Duration>, yes: bool) -> Result<()> {
+    let dry_run = !yes;
+    let mut keep = kept(store, pipelines)?;
+    keep.extend(crate::run::record::in_use(store)?);
+    if let Some(least) = older_than {
+        keep.extend(store.used_within(least)?);
+    }
     let removed = store.gc(&keep, dry_run)?;
     let mut text = String::new();
     for item in &removed {
         text += &format!("{:>10}  {}\n", bytes(item.bytes), item.what);
     }
     let total = removed.iter().map(|item| item.bytes).sum();
-    let verb = if dry_run { "would be removed" } else { "removed" };
-    text += &format!("{} items, {} {verb}\n", removed.len(), bytes(total));
+    text += &match (dry_run, removed.is_empty()) {
+        (true, false) => format!("{} items, {} would be removed: add --yes to do so\n", removed.len(), bytes(total)),
+        (true, true) => "nothing would be removed\n".to_owned(),
+        (false, _) => format!("{} items, {} removed\n", removed.len(), bytes(total)),
+    };
     out(&text)
 }
 
@@ -177,7 +209,7 @@ fn find(store: &Store, name: &str) -> Result<String> {
         let address = crate::store::parse_address(name)?;
         let found = store.named(&address.pipeline, &address.instance())?;
         return found.ok_or_else(|| {
-            Error::missing(format!("nothing finished is stored for `{name}`")).hint("`qerl cache list` shows addresses")
+            Error::missing(format!("nothing finished is stored for `{name}`")).hint("`qerl cache ls` shows addresses")
         });
     }
     let hex = name.len() >= 4 && name.bytes().all(|b| b.is_ascii_hexdigit());
@@ -189,7 +221,21 @@ fn find(store: &Store, name: &str) -> Result<String> {
             Err(Error::usage(format!("several fingerprints begin with `{name}`")).hint("give more digits"))
         }
         _ => Err(Error::missing(format!("no artifact `{name}`")).hint(
-            "give an address (PIPELINE:STAGE@...) or at least four digits of a fingerprint from `qerl cache list`",
+            "give an address (PIPELINE:STAGE@...) or at least four digits of a fingerprint from `qerl cache ls`",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages() {
+        assert_eq!(age("12h"), Ok(Duration::from_secs(43_200)));
+        assert_eq!(age("2w"), Ok(Duration::from_secs(14 * 86_400)));
+        for wrong in ["", "d", "12", "-1d", "1.5d", "12é", "99999999999999999999w", "9999999999999999999w"] {
+            assert!(age(wrong).is_err(), "{wrong}");
+        }
     }
 }

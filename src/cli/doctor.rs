@@ -44,7 +44,7 @@ fn report() -> Result<Value> {
         "environment": {
             // Only whether they are set: a value may be a secret or hold one.
             "HF_ENDPOINT": set("HF_ENDPOINT"), "HF_TOKEN": set("HF_TOKEN"), "HF_HOME": set("HF_HOME"),
-            "QERL_HOME": set("QERL_HOME"),
+            "QERL_HOME": set("QERL_HOME"), "QERL_STORE": set("QERL_STORE"),
         },
         "cuda": cuda(),
         "engine": "cpu",

@@ -4,8 +4,10 @@ mod bar;
 mod cache;
 mod chat;
 mod completions;
+mod diff;
 mod doctor;
 mod eval;
+mod exec_stage;
 mod generate;
 mod grade;
 mod graph;
@@ -16,12 +18,16 @@ mod path;
 mod pipeline_args;
 mod plan;
 mod quantize;
+mod reproduce;
 mod run;
+mod run_slurm;
+mod runs;
 mod sampling_args;
 mod schedule;
 mod schema;
 mod score;
 mod selftest;
+mod slurm;
 mod text_model;
 mod validate;
 
@@ -41,7 +47,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     // A pipeline, from looking at it to running it.
-    Run(run::Args),
+    Run(Box<run::Args>),
+    Slurm(slurm::Args),
+    #[command(hide = true)]
+    ExecStage(exec_stage::Args),
     Plan(plan::Args),
     Validate(validate::Args),
     Graph(graph::Args),
@@ -50,6 +59,9 @@ enum Command {
     // What is finished.
     Cache(cache::Args),
     Path(path::Args),
+    Runs(runs::Args),
+    Diff(diff::Args),
+    Reproduce(reproduce::Args),
     // Single steps.
     Quantize(quantize::Args),
     Generate(generate::Args),
@@ -69,6 +81,8 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
+        Command::Slurm(args) => slurm::run(&args),
+        Command::ExecStage(args) => exec_stage::run(&args),
         Command::Lock(args) => lock::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Validate(args) => validate::run(&args),
@@ -77,6 +91,9 @@ pub fn main() -> ExitCode {
         Command::Cache(args) => cache::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Path(args) => path::run(&args),
+        Command::Runs(args) => runs::run(&args),
+        Command::Diff(args) => diff::run(&args),
+        Command::Reproduce(args) => reproduce::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),

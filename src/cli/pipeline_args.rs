@@ -63,6 +63,11 @@ impl Choice {
         Options { sets: self.sets.clone(), only: self.only.clone(), profile: self.profile.clone() }
     }
 
+    /// The same for the record of a run.
+    pub fn overrides(&self) -> crate::run::Overrides {
+        crate::run::Overrides { sets: self.sets.clone(), only: self.only.clone(), profile: self.profile.clone() }
+    }
+
     /// Reads and expands `file`; an error holds every diagnostic, in colour where stderr shows it.
     pub fn load(&self, file: &Path) -> Result<Graph> {
         pipeline::load(file, &self.options()).map_err(shown)

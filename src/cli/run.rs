@@ -5,11 +5,13 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use super::pipeline_args::{PipelineArgs, VersionArgs};
+use super::run_slurm::{self, SlurmArgs};
 use crate::Result;
 use crate::control::Cancel;
 use crate::hub::Hub;
 use crate::plan;
 use crate::plan::lockfile::LockFile;
+use crate::run::reproduce::Recipe;
 use crate::run::{self, Executor, Listener, Summary};
 use crate::store::Store;
 
@@ -36,6 +38,9 @@ pub struct Args {
     /// CPU threads shared by all running stages
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
+    /// GPUs to hand out, each to one stage at a time: 0,1 (stages with `resources: {gpus: N}` get N of them)
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    gpus: Vec<usize>,
     /// Where sft, train and eval compute
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     device: Device,
@@ -50,6 +55,22 @@ pub struct Args {
     /// Command that gets the figures of every training step as JSON lines on stdin
     #[arg(long, value_name = "CMD")]
     metrics_hook: Option<String>,
+    /// A program (with arguments, no shell) that gets a JSON object when a stage failed or diverged, and at the end
+    #[arg(long, value_name = "CMD")]
+    notify: Option<String>,
+    /// Where stages run
+    #[arg(long, value_enum, default_value_t = Where::Local)]
+    executor: Where,
+    #[command(flatten)]
+    slurm: SlurmArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Where {
+    /// On this machine
+    Local,
+    /// As jobs of a Slurm cluster
+    Slurm,
 }
 
 /// Devices of this version.
@@ -65,14 +86,33 @@ pub fn run(args: &Args) -> Result<()> {
     let store = Store::from_env()?;
     let hub = Hub::from_env()?;
     let cancel = Cancel::new();
+    if args.executor == Where::Local
+        && let Some(option) = args.slurm.given()
+    {
+        return Err(crate::Error::usage(format!("{option} is for Slurm")).hint("add --executor slurm"));
+    }
+    if args.executor == Where::Slurm && args.metrics_hook.is_some() {
+        return Err(crate::Error::usage("--metrics-hook hears the stages of this machine only")
+            .hint("leave it out with --executor slurm, or use --notify, which every job calls"));
+    }
+    let notify = args.notify.as_deref().map(run::notify::command).unwrap_or_default();
     let shown = listener(args.json);
     let hook = match args.metrics_hook.as_deref().filter(|_| !args.dry_run) {
         Some(command) => Some(run::MetricsHook::start(command)?),
         None => None,
     };
-    let listener = run::Hooked { inner: shown.as_ref(), hook: hook.as_ref() };
+    let hooked = run::Hooked { inner: shown.as_ref(), hook: hook.as_ref() };
+    // Jobs tell by themselves how they went.
+    let told = if args.executor == Where::Slurm { Vec::new() } else { notify.clone() };
+    let listener = run::notify::Notifier::new(&hooked, told);
     // Both choices are the CPU engine until there is another.
     let (Device::Auto | Device::Cpu) = args.device;
+    if !args.gpus.is_empty() {
+        return Err(crate::Error::usage("--gpus: this version computes on the CPU").hint("leave --gpus out"));
+    }
+    let overrides = args.pipeline.choice.overrides();
+    // Pins that this run adds are put in when the report is made.
+    let recipe = Recipe::new(&graph, &overrides, &LockFile::default())?;
     let executor = Executor {
         graph: &graph,
         store: &store,
@@ -90,6 +130,10 @@ pub fn run(args: &Args) -> Result<()> {
             jobs: args.jobs.map(NonZeroUsize::get),
             keep_going: args.keep_going,
             threads: args.threads.map(NonZeroUsize::get),
+            gpus: args.gpus.clone(),
+            overrides,
+            recipe: Some(recipe),
+            only: None,
         },
         lock_path: LockFile::path_beside(&graph.file),
     };
@@ -104,8 +148,17 @@ pub fn run(args: &Args) -> Result<()> {
     run::stop_on_interrupt(&cancel, || {
         eprintln!("\nstopping: stages write a checkpoint first (Ctrl-C again: stop now)");
     })?;
+    if args.executor == Where::Slurm {
+        let folder = args.reports.clone().unwrap_or_else(|| run::default_folder(&graph.name));
+        if !run_slurm::run(&executor, &args.slurm, &folder, notify, &listener, &cancel)? {
+            return Ok(());
+        }
+        // Everything is in the store now: what follows takes it from there, names it and publishes reports.
+    }
     let summary = executor.run();
     drop(executor);
+    // The hook is told to end once nothing speaks to it any more.
+    drop(listener);
     if let Some(line) = hook.and_then(run::MetricsHook::finish) {
         eprintln!("warning: {line}");
     }

@@ -22,6 +22,11 @@ impl Token {
         Ok(Self(text.to_owned()))
     }
 
+    /// The token itself, only to black it out of texts.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+
     pub(super) fn header(&self) -> String {
         format!("Bearer {}", self.0)
     }

@@ -64,7 +64,7 @@ impl Manifest {
         serde_json::from_slice(&text).map_err(|e| {
             Error::new(Kind::Integrity, format!("{} is not a download's manifest", path.display()))
                 .caused_by(e)
-                .hint("remove that artifact (`qerl cache remove`) and run again")
+                .hint("remove that artifact (`qerl cache rm`) and run again")
         })
     }
 
@@ -87,7 +87,7 @@ impl Manifest {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let untrusted = |what: &str| {
             Error::new(Kind::Integrity, format!("the manifest of `{}` {what}", names::shown(&self.repo)))
-                .hint("it was not written by qerl: remove that artifact (`qerl cache remove`) and run again")
+                .hint("it was not written by qerl: remove that artifact (`qerl cache rm`) and run again")
         };
         names::check_repo(&self.repo)?;
         if !names::is_commit(&self.commit) {

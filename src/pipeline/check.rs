@@ -281,7 +281,7 @@ impl<'a> Checker<'a> {
     }
 
     /// `an integer of at least 1`, `a list of data sets`, ...
-    fn describe(&self, schema: &Json) -> String {
+    pub(super) fn describe(&self, schema: &Json) -> String {
         let schema = self.follow_any(schema);
         if let Some(what) = schema.get("x-qerl").and_then(Json::as_str) {
             return if what == "data" { "the name of a data set" } else { "a stage's id" }.to_owned();

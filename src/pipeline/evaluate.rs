@@ -223,8 +223,15 @@ fn decode_resources(node: &Node, name: &str, schema: &Json, diagnostics: &mut Di
     if !checker.good {
         return None;
     }
-    match serde_json::from_value(json) {
-        Ok(resources) => Some(resources),
+    match serde_json::from_value::<Resources>(json) {
+        Ok(resources) => match resources.trouble() {
+            Some((key, why)) => {
+                let place = node.get(key).unwrap_or(node);
+                diagnostics.push(super::check::with_via(Diagnostic::new(place.span, why), place));
+                None
+            }
+            None => Some(resources),
+        },
         Err(e) => {
             diagnostics.push(Diagnostic::new(node.span, e.to_string()));
             None

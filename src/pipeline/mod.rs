@@ -12,7 +12,9 @@ mod links;
 mod load;
 mod names;
 mod paths;
+mod reference;
 mod resolve;
+mod resources;
 mod schema;
 mod sets;
 mod source;
@@ -23,11 +25,15 @@ mod yaml;
 
 pub use diagnostics::{Diagnostic, Diagnostics};
 pub use draw::Drawing;
+pub use reference::reference;
+pub use resources::Resources;
 pub use schema::schema;
 pub use source::{Source, Sources, Span};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use crate::stages::Kind;
 
@@ -72,6 +78,20 @@ pub fn profiles(file: &Path) -> Vec<String> {
     let mut ignored = Diagnostics::default();
     let root = load::load(file, &mut ignored);
     root.map(|root| spec::read(&root, &Options::default(), &mut ignored).profiles).unwrap_or_default()
+}
+
+/// The texts of a pipeline file and everything that it includes, with their paths.
+///
+/// # Errors
+/// What cannot be read.
+pub fn sources(file: &Path) -> Result<Vec<(PathBuf, String)>, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let root = load::load(file, &mut diagnostics);
+    if root.is_none() || !diagnostics.is_empty() {
+        return Err(diagnostics);
+    }
+    let all = (0..diagnostics.sources.len()).filter_map(|i| diagnostics.sources.get(i));
+    Ok(all.map(|source| (PathBuf::from(&*source.name), source.text.to_string())).collect())
 }
 
 fn expanded(file: &Path, options: &Options, diagnostics: &mut Diagnostics) -> Option<Graph> {
@@ -212,7 +232,7 @@ fn equal_variants(mut graph: Graph, spec: &spec::Spec) -> Graph {
 }
 
 /// The whole experiment, expanded: instances in a topological order (inputs come first).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Graph {
     pub name: String,
     /// The pipeline file.
@@ -247,7 +267,7 @@ impl Graph {
 }
 
 /// One stage at one point of the axes it uses.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Instance {
     /// The stage's id (`train`); implicit data stages are called `data.NAME.download` and `data.NAME`.
     pub stage: String,
@@ -275,7 +295,7 @@ impl Instance {
 }
 
 /// An input of an instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Edge {
     /// The path of the field in the configuration: `model`, `policy`, `data.0`, `gather.2`.
     pub slot: String,
@@ -285,17 +305,4 @@ pub struct Edge {
     pub checkpoint: String,
     /// For data: `train`, `holdout` or `all`.
     pub part: Option<String>,
-}
-
-/// What a scheduler must set aside. Never part of a fingerprint.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Resources {
-    pub gpus: u32,
-    pub cpus: u32,
-    /// `16GiB` and the like.
-    pub memory: Option<String>,
-    /// `HH:MM:SS` or minutes, for a cluster's scheduler.
-    pub time: Option<String>,
-    pub partition: Option<String>,
 }

@@ -42,7 +42,10 @@ pub fn parse(text: &str, file: usize, offset: usize, diagnostics: &mut Diagnosti
                 }
             }
             Err(error) => {
-                let at = error.marker().byte_offset().unwrap_or(0).min(text.len());
+                let mut at = error.marker().byte_offset().unwrap_or(0).min(text.len());
+                // The parser tells of a tab at the start of what it was reading.
+                let tab = error.info().contains("tab").then(|| text[at..].find('\t')).flatten();
+                at += tab.unwrap_or(0);
                 let end = text[at..].chars().next().map_or(at, |c| at + c.len_utf8());
                 let span = Span { file, start: offset + at, end: offset + end };
                 let message = match error.kind() {
@@ -51,6 +54,7 @@ pub fn parse(text: &str, file: usize, offset: usize, diagnostics: &mut Diagnosti
                 };
                 let diagnostic = Diagnostic::new(span, message);
                 builder.diagnostics.push(match unquoted(text, at) {
+                    _ if tab.is_some() => diagnostic.help("YAML indents with spaces: replace the tab by spaces"),
                     true => diagnostic.help("quote `${...}` inside `{...}` and `[...]`: \"${vars.name}\""),
                     false => diagnostic,
                 });

@@ -72,6 +72,12 @@ pub fn keyed(around: &Surroundings<'_>, instance: &Instance, sources: &[Source<'
         set(&mut config, "pipeline", origin.clone());
         set(&mut key_config, "pipeline", origin);
     }
+    if matches!(instance.kind, Kind::Sft | Kind::Train)
+        && let Value::Object(map) = &mut key_config
+    {
+        // Resuming is exact, so where one could have resumed changes no byte.
+        map.remove("checkpoint_every");
+    }
     let mut inputs = BTreeMap::new();
     for (slot, edge, source) in slots(&instance.inputs, sources) {
         // A report prints which stage and point a row came from; nothing else may depend on names.

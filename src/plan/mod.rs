@@ -9,7 +9,7 @@ mod reason;
 mod show;
 
 pub use estimate::Estimate;
-pub use reason::Reason;
+pub use reason::{Change, Reason, changes};
 pub use show::bytes;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,6 +5,30 @@ use serde_json::Value;
 
 use crate::store::{Key, Meta};
 
+/// How many further changes a line names.
+const SHOWN: usize = 2;
+
+/// A key whose value is another one now; `(unset)` stands for none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    pub key: String,
+    pub from: String,
+    pub to: String,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} changed from {} to {}", self.key, self.from, self.to)
+    }
+}
+
+/// Every leaf in which two configurations differ.
+pub fn changes(old: &Value, new: &Value) -> Vec<Change> {
+    let mut out = Vec::new();
+    differences("", old, new, &mut out);
+    out
+}
+
 /// The reason that `plan` and `run` print.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "why")]
@@ -16,8 +40,8 @@ pub enum Reason {
         key: String,
         from: String,
         to: String,
-        /// How many other keys changed too.
-        others: usize,
+        /// What else changed.
+        others: Vec<Change>,
     },
     InputChanged {
         slot: String,
@@ -50,7 +74,13 @@ impl std::fmt::Display for Reason {
             Self::Gone => f.write_str("its artifact is gone"),
             Self::Config { key, from, to, others } => {
                 write!(f, "{key} changed from {from} to {to}")?;
-                if *others > 0 { write!(f, " (and {others} more)") } else { Ok(()) }
+                for change in others.iter().take(SHOWN) {
+                    write!(f, ", {change}")?;
+                }
+                match others.len().saturating_sub(SHOWN) {
+                    0 => Ok(()),
+                    more => write!(f, " (and {more} more)"),
+                }
             }
             Self::InputChanged { slot } => write!(f, "input {slot} changed"),
             Self::InputRuns { name } => write!(f, "input {name} will run"),
@@ -67,10 +97,10 @@ impl std::fmt::Display for Reason {
 /// Compares with the artifact that the same instance had last.
 pub fn compare(old: Option<&Meta>, new: &Key) -> Reason {
     let Some(old) = old else { return Reason::NeverRun };
-    let mut changes = Vec::new();
-    differences("", &old.config, &new.config, &mut changes);
-    if let Some((key, from, to)) = changes.first().cloned() {
-        return Reason::Config { key, from, to, others: changes.len() - 1 };
+    let mut all = changes(&old.config, &new.config);
+    if !all.is_empty() {
+        let Change { key, from, to } = all.remove(0);
+        return Reason::Config { key, from, to, others: all };
     }
     for (slot, input) in &new.inputs {
         if old.input_keys.get(slot) != Some(input) {
@@ -86,7 +116,7 @@ pub fn compare(old: Option<&Meta>, new: &Key) -> Reason {
             key: "device".to_owned(),
             from: name(&old.backend),
             to: name(&new.backend),
-            others: 0,
+            others: Vec::new(),
         };
     }
     if old.version != new.version {
@@ -98,8 +128,8 @@ pub fn compare(old: Option<&Meta>, new: &Key) -> Reason {
     }
 }
 
-/// `(path, old, new)` for every leaf that differs, in the order of the new configuration.
-fn differences(path: &str, old: &Value, new: &Value, out: &mut Vec<(String, String, String)>) {
+/// A change for every leaf that differs, in the order of the new configuration.
+fn differences(path: &str, old: &Value, new: &Value, out: &mut Vec<Change>) {
     let join = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
     match (old, new) {
         (Value::Object(a), Value::Object(b)) => {
@@ -111,7 +141,7 @@ fn differences(path: &str, old: &Value, new: &Value, out: &mut Vec<(String, Stri
             }
         }
         _ if crate::store::canonical(old) == crate::store::canonical(new) => {}
-        _ => out.push((path.to_owned(), show(old), show(new))),
+        _ => out.push(Change { key: path.to_owned(), from: show(old), to: show(new) }),
     }
 }
 
@@ -133,12 +163,18 @@ mod tests {
     fn leaves_that_differ_are_named_by_their_path() {
         let old = json!({"lr": 1e-5, "aqn": {"stages": 10}, "k": [1, 2], "same": 1.0, "gone": "x"});
         let new = json!({"lr": 2e-5, "aqn": {"stages": 10, "decay": "linear"}, "k": [1], "same": 1, "none": null});
-        let mut out = Vec::new();
-        differences("", &old, &new, &mut out);
-        let text: Vec<String> = out.iter().map(|(k, a, b)| format!("{k}: {a} -> {b}")).collect();
+        let all = changes(&old, &new);
+        let text: Vec<String> = all.iter().map(|c| format!("{}: {} -> {}", c.key, c.from, c.to)).collect();
         assert_eq!(
             text,
             ["lr: 1e-5 -> 2e-5", "aqn.decay: (unset) -> \"linear\"", "k: [1,2] -> [1]", "gone: \"x\" -> (unset)"]
+        );
+        let mut others = all;
+        let first = others.remove(0);
+        let reason = Reason::Config { key: first.key, from: first.from, to: first.to, others };
+        assert_eq!(
+            reason.to_string(),
+            "lr changed from 1e-5 to 2e-5, aqn.decay changed from (unset) to \"linear\", k changed from [1,2] to [1] (and 1 more)"
         );
     }
 }

@@ -27,6 +27,9 @@ pub enum Event {
         fingerprint: String,
         reason: String,
         threads: usize,
+        /// GPUs that are this stage's alone.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        devices: Vec<usize>,
     },
     Progress {
         name: String,
@@ -58,6 +61,11 @@ pub enum Event {
         fingerprint: String,
         seconds: f64,
         bytes: u64,
+    },
+    /// A training ended early because it had diverged; what it reached is kept.
+    Diverged {
+        name: String,
+        why: String,
     },
     Failed {
         name: String,

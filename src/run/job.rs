@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::Executor;
 use super::events::{Event, JobProgress, scrub};
+use crate::control::with_devices;
 use crate::pipeline::Instance;
 use crate::plan::keys::{Keyed, Source, Surroundings, keyed, reveal_secrets, slots};
 use crate::plan::{Found, Reason, find};
@@ -37,6 +38,8 @@ pub(super) struct Job<'a> {
     /// In the order of the instance's inputs.
     pub inputs: Vec<Result<Artifact, String>>,
     pub threads: usize,
+    /// GPUs that are this job's alone.
+    pub devices: Vec<usize>,
     pub forced: bool,
     /// It waited for an equal instance, whose artifact it now takes.
     pub repeated: bool,
@@ -118,6 +121,7 @@ impl Job<'_> {
             fingerprint: fingerprint.clone(),
             reason: reason.to_string(),
             threads: self.threads,
+            devices: self.devices.clone(),
         });
         let end = self.make(&name, &fingerprint, keyed, draft, &held);
         if end.is_err() {
@@ -147,6 +151,15 @@ impl Job<'_> {
     fn hit(&self, name: &str, artifact: Box<Artifact>) -> Result<End> {
         let fingerprint = artifact.meta.fingerprint.clone();
         self.executor.store.set_name(&self.around.graph.name, name, &fingerprint)?;
+        self.executor.store.touch(&fingerprint);
+        // A kill between storing an artifact and removing its checkpoints leaves these. Only they cost space, so
+        // whoever holds the lock, or a disk that refuses, is left alone.
+        let work = self.executor.store.work(&fingerprint);
+        if work.exists()
+            && let Ok(Some(_held)) = self.executor.store.try_lock(&fingerprint, name)
+        {
+            let _ = remove_tree(&work);
+        }
         self.executor.listener.hear(&Event::Cached { name: name.to_owned(), fingerprint });
         Ok(End::Done { artifact, ran: false })
     }
@@ -154,7 +167,12 @@ impl Job<'_> {
     /// Runs the stage and stores what it made.
     fn make(&self, name: &str, fingerprint: &str, keyed: Keyed, draft: Draft<'_>, _held: &Lock) -> Result<End> {
         let executor = self.executor;
-        let (config, secrets) = reveal_secrets(&keyed.config)?;
+        let (mut config, mut secrets) = reveal_secrets(&keyed.config)?;
+        // The hub's token is nobody's business either, whoever says it.
+        secrets.extend(executor.hub.config().token.as_ref().map(|token| token.reveal().to_owned()));
+        if let Some(recipe) = self.recipe() {
+            config["pipeline"]["recipe"] = recipe;
+        }
         let progress = self.progress(name, secrets.clone());
         let context = Context {
             inputs: self.stage_inputs(),
@@ -170,7 +188,9 @@ impl Job<'_> {
         let started = jiff::Timestamp::now();
         let clock = Instant::now();
         let kind = self.instance().kind;
-        let result = catch_unwind(AssertUnwindSafe(|| executor.stages.run(kind, &config, &context)));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            with_devices(&self.devices, || executor.stages.run(kind, &config, &context))
+        }));
         let result = result.unwrap_or_else(|payload| Err(panicked(payload.as_ref())));
         let Output { declared, handle, summary } = result.map_err(|error| scrubbed(error, &secrets))?;
         let seconds = clock.elapsed().as_secs_f64();
@@ -201,10 +221,25 @@ impl Job<'_> {
             let line = format!("the checkpoints of {} stay: {error}", short(fingerprint));
             executor.listener.hear(&Event::Said { name: Some(name.to_owned()), line });
         }
+        if let Some(why) = diverged(&artifact) {
+            self.executor.listener.hear(&Event::Diverged { name: name.to_owned(), why: why.to_owned() });
+        }
         let bytes = artifact.meta.files.values().map(|f| f.size).sum();
         let fingerprint = fingerprint.to_owned();
         executor.listener.hear(&Event::Finished { name: name.to_owned(), fingerprint, seconds, bytes });
         Ok(End::Done { artifact: Box::new(artifact), ran: true })
+    }
+
+    /// What a report keeps of the pipeline. It goes past the fingerprint: a comment in the file is no new report.
+    fn recipe(&self) -> Option<Value> {
+        let instance = self.instance();
+        if instance.kind != Kind::Report {
+            return None;
+        }
+        let mut recipe = self.executor.options.recipe.clone()?;
+        recipe.stage = instance.name();
+        recipe.pin(self.around.graph, self.around.lock);
+        serde_json::to_value(recipe).ok()
     }
 
     fn stage_inputs(&self) -> Vec<Input> {
@@ -223,6 +258,11 @@ impl Job<'_> {
             })
             .collect()
     }
+}
+
+/// Why a training ended before its time, if it did.
+pub fn diverged(artifact: &Artifact) -> Option<&str> {
+    artifact.meta.summary.get("stopped").and_then(Value::as_str)
 }
 
 fn panicked(payload: &(dyn std::any::Any + Send)) -> Error {

@@ -17,3 +17,10 @@ pub fn cpu_model() -> String {
 pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
+
+/// Bytes of memory of this machine, where the kernel tells.
+pub fn memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}

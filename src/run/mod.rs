@@ -3,14 +3,18 @@
 //! Workers take the first instance whose inputs are there, make it under its lock (or take it from the store), and
 //! go on until nothing is left, something fails, or the user asks to stop.
 
+pub mod diff;
 pub mod dispatch;
 mod events;
 mod hook;
 mod hub;
 mod job;
 pub mod machine;
+pub mod notify;
 mod pins;
 mod publish;
+pub mod record;
+pub mod reproduce;
 mod schedule;
 mod show;
 mod signals;
@@ -18,11 +22,14 @@ mod signals;
 pub use dispatch::Stages;
 pub use events::{Deaf, Event, Listener};
 pub use hook::{Hooked, MetricsHook};
+pub use job::diverged;
 pub use pins::{Resolver, Update, pin, requests};
 pub use publish::{default_folder, publish};
-pub use show::{Bars, JsonLines, Lines};
+pub use record::Overrides;
+pub use show::{Bars, JsonLines, Lines, duration as text_of_seconds};
 pub use signals::stop_on_interrupt;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,7 +39,7 @@ use crate::error::Kind as Trouble;
 use crate::hub::Hub;
 use crate::pipeline::Graph;
 use crate::plan::keys::{Surroundings, base_dir};
-use crate::plan::{self, Plan};
+use crate::plan::{self, Action, Plan};
 use crate::stages::Kind;
 use crate::store::{Artifact, Store};
 use crate::{Error, Result};
@@ -49,6 +56,22 @@ pub struct Options {
     pub keep_going: bool,
     /// CPU threads shared by everything that runs; all of the machine's where absent.
     pub threads: Option<usize>,
+    /// GPUs that stages with `resources: {gpus: N}` get for themselves; without any they compute on the CPU.
+    pub gpus: Vec<usize>,
+    /// What the command line changed, for the record of the run.
+    pub overrides: Overrides,
+    /// Only this one instance: the others must be finished.
+    pub only: Option<Only>,
+    /// What reports keep of the pipeline, for `qerl reproduce`.
+    pub recipe: Option<reproduce::Recipe>,
+}
+
+/// One instance of a graph, for a job of its own.
+#[derive(Clone, Debug)]
+pub struct Only {
+    pub index: usize,
+    /// Why inputs of it have no artifact, as far as that is known.
+    pub reasons: BTreeMap<usize, String>,
 }
 
 /// Light stages (downloads, splits) mostly wait for the network or the disk.
@@ -152,6 +175,16 @@ impl<'a> Shared<'a> {
     }
 }
 
+/// Everything but the one instance is over: in the store, or failed elsewhere.
+fn seed(schedule: &mut Schedule<'_>, plan: &Plan, only: &Only) {
+    for entry in plan.entries.iter().filter(|entry| entry.index != only.index) {
+        schedule.states[entry.index] = match &entry.action {
+            Action::Cached(artifact) => State::Done { artifact: artifact.clone(), ran: false },
+            _ => State::Failed(only.reasons.get(&entry.index).cloned().unwrap_or_else(|| "not finished".to_owned())),
+        };
+    }
+}
+
 impl Executor<'_> {
     /// The plan as it is now, offline.
     pub fn plan(&self) -> Result<Plan> {
@@ -159,20 +192,66 @@ impl Executor<'_> {
         plan::plan(&self.around(&lock), &self.options.plan)
     }
 
+    /// The plan after everything is pinned that is not yet.
+    ///
+    /// # Errors
+    /// When the hub does not know a revision, or a stage's input cannot be read.
+    pub fn pinned_plan(&self) -> Result<Plan> {
+        let selected = plan::select(self.graph, &self.options.plan.until)?;
+        let wanted = requests(self.graph, &selected);
+        let (lock, _) =
+            pin(&wanted, &self.lock_path, &Update::Missing, self.store, self.resolver, self.listener, &self.cancel)?;
+        plan::plan(&self.around(&lock), &self.options.plan)
+    }
+
     fn around<'b>(&'b self, lock: &'b plan::lockfile::LockFile) -> Surroundings<'b> {
         Surroundings { graph: self.graph, store: self.store, lock, base_dir: base_dir(self.graph), backend: "cpu" }
     }
 
-    /// Pins what is not pinned, plans, and does what is to be done.
+    /// Pins what is not pinned, plans, does what is to be done, and leaves a record of it.
     ///
     /// # Errors
     /// Only for what prevents a start; failures of stages are in the summary.
     pub fn run(&self) -> Result<Summary> {
-        let clock = Instant::now();
         let selected = plan::select(self.graph, &self.options.plan.until)?;
         let forced = plan::forced(self.graph, &self.options.plan.force)?;
+        self.check_devices(&selected)?;
+        if self.options.only.is_some() {
+            // Whoever made a job of it keeps the record.
+            return self.run_selected(&selected, &forced);
+        }
+        let journal = record::Journal::begin(self.store, self.graph, &self.options.overrides, self.listener);
+        let recorded = Executor {
+            listener: &journal,
+            cancel: self.cancel.clone(),
+            options: self.options.clone(),
+            lock_path: self.lock_path.clone(),
+            ..*self
+        };
+        let result = recorded.run_selected(&selected, &forced);
+        journal.end(self.graph, &result);
+        result
+    }
+
+    /// Refuses stages that ask for more GPUs than there are, where there are any.
+    fn check_devices(&self, selected: &BTreeSet<usize>) -> Result<()> {
+        let offered = self.options.gpus.len();
+        let asks = |i: &&usize| self.graph.instances[**i].resources.gpus as usize > offered;
+        match selected.iter().find(asks) {
+            Some(index) if offered > 0 => {
+                let instance = &self.graph.instances[*index];
+                let wanted = instance.resources.gpus;
+                Err(Error::usage(format!("{} asks for {wanted} GPUs, and there are {offered}", instance.name()))
+                    .hint(format!("--set {}.resources.gpus={offered}, or give more with --gpus", instance.stage)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn run_selected(&self, selected: &BTreeSet<usize>, forced: &BTreeSet<usize>) -> Result<Summary> {
+        let clock = Instant::now();
         self.store.sweep_drafts()?;
-        let wanted = requests(self.graph, &selected);
+        let wanted = requests(self.graph, selected);
         let (lock, _) =
             pin(&wanted, &self.lock_path, &Update::Missing, self.store, self.resolver, self.listener, &self.cancel)?;
         let around = self.around(&lock);
@@ -193,15 +272,19 @@ impl Executor<'_> {
             jobs: self.options.jobs.unwrap_or(LIGHT_JOBS).max(1),
             heavy: self.options.jobs.unwrap_or(1).max(1),
             threads: self.options.threads.unwrap_or_else(machine::threads).max(1),
+            devices: self.options.gpus.clone(),
+            memory: machine::memory().unwrap_or(u64::MAX),
         };
-        let shared = Shared {
-            schedule: Mutex::new(Board { schedule: Schedule::new(self.graph, &selected, limits), error: None }),
-            changed: Condvar::new(),
-        };
+        let workers = (limits.jobs + limits.devices.len()).min(selected.len());
+        let mut schedule = Schedule::new(self.graph, selected, limits);
+        if let Some(only) = &self.options.only {
+            seed(&mut schedule, &plan, only);
+        }
+        let shared = Shared { schedule: Mutex::new(Board { schedule, error: None }), changed: Condvar::new() };
         let claims = Claims::default();
         std::thread::scope(|scope| {
-            for _ in 0..limits.jobs.min(selected.len()) {
-                scope.spawn(|| self.work(&around, &shared, &claims, &forced));
+            for _ in 0..workers {
+                scope.spawn(|| self.work(&around, &shared, &claims, forced));
             }
         });
         let board = shared.schedule.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -234,13 +317,7 @@ impl Executor<'_> {
     }
 
     /// One worker: takes instances until none is left.
-    fn work(
-        &self,
-        around: &Surroundings<'_>,
-        shared: &Shared<'_>,
-        claims: &Claims,
-        forced: &std::collections::BTreeSet<usize>,
-    ) {
+    fn work(&self, around: &Surroundings<'_>, shared: &Shared<'_>, claims: &Claims, forced: &BTreeSet<usize>) {
         let mut board = shared.board();
         loop {
             match board.schedule.next(self.cancel.is_cancelled()) {
@@ -260,12 +337,12 @@ impl Executor<'_> {
                     let waited = shared.changed.wait_timeout(board, Duration::from_millis(100));
                     board = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
-                Next::Start { index, threads } => {
+                Next::Start { index, threads, devices } => {
                     let repeated = board.schedule.after[index].is_some();
                     let inputs = self.inputs(&board.schedule, index);
                     drop(board);
                     let forced = forced.contains(&index);
-                    let job = Job { executor: self, around, claims, index, inputs, threads, forced, repeated };
+                    let job = Job { executor: self, around, claims, index, inputs, threads, devices, forced, repeated };
                     let result = job.run();
                     board = shared.board();
                     self.settle(&mut board, index, result);

@@ -38,6 +38,7 @@ fn line(event: &Event) -> Option<String> {
         Event::Finished { name, seconds, bytes: size, .. } => {
             format!("{name}: done in {} ({})", duration(*seconds), bytes(*size))
         }
+        Event::Diverged { name, why } => format!("{name}: diverged and was ended: {why}"),
         Event::Failed { name, error, hint } => match hint {
             Some(hint) => format!("{name}: failed: {error}\n  hint: {hint}"),
             None => format!("{name}: failed: {error}"),
@@ -271,6 +272,7 @@ mod tests {
             fingerprint: "f".into(),
             reason: "never run".into(),
             threads: 2,
+            devices: Vec::new(),
         });
         lines.hear(&Event::Progress {
             name: "train@seed=1".into(),

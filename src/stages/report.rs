@@ -2,6 +2,7 @@
 
 mod compare;
 mod cost;
+pub mod embed;
 mod gather;
 mod lineage;
 mod provenance;
@@ -51,6 +52,9 @@ pub struct Origin {
     /// `--profile`, `--set` and `--only` with their values, as they were given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub arguments: Vec<String>,
+    /// What `qerl reproduce` needs, for the HTML file; never part of a fingerprint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<serde_json::Value>,
 }
 
 fn variant() -> String {
@@ -66,11 +70,17 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
     for failure in &data.failures {
         context.progress.say(&format!("the report shows {} as failed: {}", failure.instance, failure.reason));
     }
-    for (name, text) in [(HTML, report::html(&data)?), (MARKDOWN, report::markdown(&data)?)] {
+    let rows: BTreeMap<&str, _> = data.rows.iter().map(|r| (r.label.as_str(), &r.cells)).collect();
+    let rows = serde_json::json!(rows);
+    let mut html = report::html(&data)?;
+    if let Some(mut recipe) = config.pipeline.as_ref().and_then(|origin| origin.recipe.clone()) {
+        recipe["rows"] = rows.clone();
+        html = embed::insert(&html, &recipe);
+    }
+    for (name, text) in [(HTML, html), (MARKDOWN, report::markdown(&data)?)] {
         let path = context.output.join(name);
         std::fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
     }
-    let rows: BTreeMap<&str, _> = data.rows.iter().map(|r| (r.label.as_str(), &r.cells)).collect();
     Ok(Output {
         declared: vec![HTML.to_owned(), MARKDOWN.to_owned()],
         handle: Handle::Report {

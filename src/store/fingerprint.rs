@@ -9,7 +9,7 @@ use serde_json::{Number, Value};
 use crate::stages::Kind;
 
 /// Raised when the layout of [`Key`] changes; every fingerprint changes with it.
-pub const KEY_SCHEMA: u32 = 1;
+pub const KEY_SCHEMA: u32 = 2;
 
 /// What decides a stage's outputs. Never: paths, times, threads, device numbers, resources, names.
 #[derive(Clone, Debug, PartialEq)]

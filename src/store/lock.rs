@@ -101,6 +101,11 @@ impl Drop for Lock {
     }
 }
 
+/// Whether a process holds the lock on `path`; changes nothing.
+pub fn is_held(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
 /// Whom a lock file names, if anyone.
 pub(super) fn holder(path: &Path) -> Option<Holder> {
     let mut text = String::new();

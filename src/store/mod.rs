@@ -14,14 +14,15 @@ mod draft;
 mod fingerprint;
 mod lock;
 mod names;
+mod shared;
 mod sweep;
 mod verify;
 
 pub use crate::hub::free_bytes;
 pub use draft::{Draft, Finished, write_atomic};
 pub use fingerprint::{InputKey, KEY_SCHEMA, Key, canonical, is_fingerprint, short};
-pub use lock::{Holder, Lock};
-pub use names::{Address, parse_address};
+pub use lock::{Holder, Lock, is_held};
+pub use names::{Address, file_name, parse_address};
 pub use sweep::{Removed, disk_usage, remove_tree};
 pub use verify::{Lookup, hash_file};
 
@@ -148,12 +149,19 @@ impl Store {
         }
     }
 
-    /// `QERL_HOME`, or `.qerl` in the current directory. Always an absolute path.
+    /// `QERL_STORE` (a store that a Unix group shares), `QERL_HOME`, or `.qerl` in the current directory. Always an
+    /// absolute path.
+    ///
+    /// # Errors
+    /// When there is something else than a folder, or a shared store cannot be made.
     pub fn from_env() -> Result<Self> {
-        let root = match std::env::var_os("QERL_HOME") {
-            Some(home) if !home.is_empty() => PathBuf::from(home),
-            _ => PathBuf::from(".qerl"),
-        };
+        let named = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(root) = named("QERL_STORE") {
+            let root = std::path::absolute(&root).map_err(|e| Error::io("find", &root, e))?;
+            shared::prepare(&root)?;
+            return Self::open(root);
+        }
+        let root = named("QERL_HOME").unwrap_or_else(|| PathBuf::from(".qerl"));
         let root = std::path::absolute(&root).map_err(|e| Error::io("find", &root, e))?;
         Self::open(root)
     }

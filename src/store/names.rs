@@ -71,7 +71,7 @@ impl Store {
 
     /// Instance name -> fingerprint, for one pipeline.
     pub fn names(&self, pipeline: &str) -> Result<BTreeMap<String, String>> {
-        let folder = self.root.join("names").join(encode(pipeline));
+        let folder = self.root.join("names").join(file_name(pipeline));
         Ok(list(&folder)?
             .into_iter()
             .filter_map(|(name, path)| Some((decode(&name), std::fs::read_to_string(path).ok()?)))
@@ -115,7 +115,7 @@ impl Store {
     }
 
     fn name_path(&self, pipeline: &str, instance: &str) -> PathBuf {
-        self.root.join("names").join(encode(pipeline)).join(encode(instance))
+        self.root.join("names").join(file_name(pipeline)).join(file_name(instance))
     }
 }
 
@@ -147,7 +147,7 @@ fn list(folder: &std::path::Path) -> Result<BTreeMap<String, PathBuf>> {
 }
 
 /// A file name for any text: every byte but `[A-Za-z0-9_=@,-]` and inner dots is `%XX`.
-fn encode(text: &str) -> String {
+pub fn file_name(text: &str) -> String {
     let mut out = String::new();
     for (i, byte) in text.bytes().enumerate() {
         if byte.is_ascii_alphanumeric() || b"_=@,-".contains(&byte) || (byte == b'.' && i > 0) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use super::draft::DRAFT_PREFIX;
 use super::{Artifact, Store, is_fingerprint, reference_fingerprint, unreadable};
@@ -110,6 +111,39 @@ impl Store {
             self.sweep_drafts()?;
         }
         Ok(removed)
+    }
+
+    /// Entries that were made or used within `least`, and those whose times lie in the future: a clock that was set
+    /// back must not make young ones old.
+    pub fn used_within(&self, least: Duration) -> Result<BTreeSet<String>> {
+        let now = SystemTime::now();
+        let young = |path: &Path| {
+            let time = std::fs::symlink_metadata(path).and_then(|meta| meta.modified());
+            time.is_ok_and(|time| now.duration_since(time).map_or(true, |age| age < least))
+        };
+        let mut found = BTreeSet::new();
+        for fingerprint in self.fingerprints()? {
+            let used = [self.entry(&fingerprint)?.join("artifact.json"), self.stamp_path(&fingerprint)];
+            if used.iter().any(|path| young(path)) {
+                found.insert(fingerprint);
+            }
+        }
+        for name in children(&self.root.join("work"))? {
+            // A checkpoint is renamed into its folder, whose time then is that of the last one.
+            if is_fingerprint(&name) && young(&self.work(&name)) {
+                found.insert(name);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Notes that an entry was used now, for `cache gc --older-than`. Only a help: failing is no error.
+    pub fn touch(&self, fingerprint: &str) {
+        if is_fingerprint(fingerprint)
+            && let Ok(stamp) = std::fs::File::options().append(true).open(self.stamp_path(fingerprint))
+        {
+            let _ = stamp.set_modified(SystemTime::now());
+        }
     }
 
     /// Removes what killed writers left, each under its lock; gives the number of folders removed.

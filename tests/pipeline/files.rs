@@ -92,6 +92,25 @@ fn every_example_of_the_documentation_is_valid() {
 }
 
 #[test]
+fn the_documented_options_are_those_of_the_stages() {
+    const MARKS: [&str; 2] = ["<!-- options: `qerl schema --markdown` -->\n", "<!-- end of options -->"];
+    let path = root().join("docs/pipeline.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = text.split_once(MARKS[0]).unwrap();
+    let (written, tail) = rest.split_once(MARKS[1]).unwrap();
+    let now = qerl::pipeline::reference();
+    if std::env::var_os("QERL_BLESS").is_some() {
+        std::fs::write(&path, format!("{head}{}{now}{}{tail}", MARKS[0], MARKS[1])).unwrap();
+        return;
+    }
+    assert!(written == now, "docs/pipeline.md is behind: QERL_BLESS=1 cargo test --test pipeline documented_options");
+    for kind in qerl::stages::Kind::ALL {
+        assert!(now.contains(&format!("### `{}`", kind.name())));
+    }
+    assert!(now.contains("| `format` | one of: bf16, nvfp4, mxfp4, nf4 | **needed** |"), "{now}");
+}
+
+#[test]
 fn the_documented_axes_multiply_as_the_documentation_says() {
     let text = std::fs::read_to_string(root().join("docs/pipeline.md")).unwrap();
     let blocks: Vec<&str> = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();

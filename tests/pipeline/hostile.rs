@@ -7,12 +7,12 @@ use qerl::pipeline::Options;
 
 use super::{EXAMPLE, Folder, MODEL, bad, sets};
 
-/// What is said about a text, within a second.
+/// What is said about a text, soon: hours without the limits, seconds on a busy machine with them.
 fn quickly(text: &str) -> String {
     let clock = Instant::now();
     let said = bad(text, &Options::default());
     let time = clock.elapsed();
-    assert!(time < Duration::from_secs(2), "{time:?}: {said}");
+    assert!(time < Duration::from_secs(10), "{time:?}: {said}");
     said
 }
 
