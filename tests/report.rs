@@ -1,5 +1,8 @@
 //! The report stage over a made-up store: four variants, two seeds, one training that failed.
 
+#[path = "report/browser.rs"]
+mod browser;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -238,10 +241,11 @@ fn render(root: &Path, store: &Store, inputs: Vec<Input>, config: Value, name: &
         hub: &Hub::new(HubConfig::new("http://127.0.0.1:1", root.join("hub"))).unwrap(),
     };
     let made = report::run(&context, &config).unwrap();
-    assert_eq!(made.declared, ["report.html", "report.md"]);
+    assert_eq!(made.declared[..2], ["report.html", "report.md"]);
     let found: Vec<String> =
         std::fs::read_dir(&output).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    assert_eq!(found.len(), 2, "only what is declared: {found:?}");
+    let declared: std::collections::BTreeSet<&String> = made.declared.iter().collect();
+    assert_eq!(found.iter().collect::<std::collections::BTreeSet<_>>(), declared, "only what is declared");
     output
 }
 
@@ -461,4 +465,71 @@ fn the_gate_reads_the_gain_of_every_row() {
     };
     assert!(passed && said.contains("bf16-lora: +27.5 points") && said.contains("nvfp4-aqn: +67.5"), "{said}");
     assert!(!check("26").unwrap().0, "nf4-lora gained 22.5");
+}
+
+#[test]
+fn the_page_holds_in_a_browser() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let out = render(dir.path(), &store, experiment(&store), config(), "one");
+    browser::check(&out.join("report.html"), 10, 6);
+}
+
+/// What the tables say is what anybody gets from the parquet beside them.
+#[test]
+fn the_tables_can_be_recomputed_from_the_parquet() {
+    use polars::prelude::{DataFrame, ParquetReader, SerReader};
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let out = render(dir.path(), &store, experiment(&store), config(), "one");
+    let text = std::fs::read_to_string(out.join("report.md")).unwrap();
+    let read = |name: &str| -> DataFrame {
+        ParquetReader::new(std::fs::File::open(out.join(name)).unwrap()).finish().unwrap()
+    };
+    let texts = |frame: &DataFrame, name: &str| -> Vec<String> {
+        frame.column(name).unwrap().str().unwrap().iter().map(|t| t.unwrap().to_owned()).collect()
+    };
+    let frame = read("answers.parquet");
+    let [rows, stages, points] = ["row", "stage", "point"].map(|name| texts(&frame, name));
+    let correct: Vec<u64> = frame.column("correct").unwrap().u64().unwrap().iter().map(Option::unwrap).collect();
+    for label in LABELS {
+        for (stage, column) in [("before", 2), ("after", 3)] {
+            let mut shares: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+            for i in (0..rows.len()).filter(|&i| rows[i] == label && stages[i] == stage) {
+                let slot = shares.entry(&points[i]).or_default();
+                *slot = (slot.0 + correct[i] as f64, slot.1 + 1.0);
+            }
+            let accuracies: Vec<f64> = shares.values().map(|(right, n)| right / n).collect();
+            let expected = format!("{:.1}", 100.0 * accuracies.iter().sum::<f64>() / accuracies.len() as f64);
+            let shown = row(&text, "Accuracy", label)[column].trim_start_matches("**").to_owned();
+            assert!(shown.starts_with(&expected), "{label} {stage}: {shown} is not {expected}");
+        }
+    }
+    // The paired difference of two rows at the seed that both have.
+    let share = |label: &str| -> Vec<u64> {
+        let own = (0..rows.len())
+            .filter(|&i| rows[i] == label && stages[i] == "after" && points[i] == format!("seed=1,variant={label}"));
+        own.map(|i| correct[i]).collect()
+    };
+    let (a, b) = (share("nvfp4-aqn"), share("nvfp4-lora"));
+    let difference = (a.iter().sum::<u64>() as f64 - b.iter().sum::<u64>() as f64) / a.len() as f64;
+    assert_eq!(row(&text, "Comparisons", "nvfp4-aqn − nvfp4-lora")[3], format!("{:+.1}", difference * 100.0));
+    // csv and parquet hold the same lines.
+    for name in ["accuracy", "answers", "curves", "comparisons"] {
+        let csv = std::fs::read_to_string(out.join(format!("{name}.csv"))).unwrap();
+        assert_eq!(csv.lines().count() - 1, read(&format!("{name}.parquet")).height(), "{name}");
+    }
+}
+
+#[test]
+fn a_users_template_replaces_the_built_in_one_and_cannot_be_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    std::fs::create_dir(dir.path().join("mine")).unwrap();
+    std::fs::write(dir.path().join("mine/report.md.j2"), "mine: {{ data.title | md }}\n").unwrap();
+    let mut own = config();
+    own["templates"] = json!("mine");
+    let out = render(dir.path(), &store, experiment(&store), own, "one");
+    assert_eq!(std::fs::read_to_string(out.join("report.md")).unwrap().trim(), "mine: toy");
+    assert!(std::fs::read_to_string(out.join("report.html")).unwrap().contains("<h2 id=\"accuracy\">"));
 }

@@ -16,7 +16,9 @@ mod path;
 mod pipeline_args;
 mod plan;
 mod quantize;
+mod report;
 mod run;
+mod runs_top;
 mod sampling_args;
 mod schedule;
 mod schema;
@@ -50,6 +52,10 @@ enum Command {
     // What is finished.
     Cache(cache::Args),
     Path(path::Args),
+    Report(report::Args),
+    /// Finished runs
+    #[command(subcommand)]
+    Runs(runs_top::Command),
     // Single steps.
     Quantize(quantize::Args),
     Generate(generate::Args),
@@ -77,6 +83,8 @@ pub fn main() -> ExitCode {
         Command::Cache(args) => cache::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Path(args) => path::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Runs(runs_top::Command::Top(args)) => runs_top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),

@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Context, Output, StageRef};
+use crate::report::Templates;
 use crate::store::Handle;
 use crate::{Error, Result, report};
 
@@ -35,6 +36,9 @@ pub struct Config {
     pub paper: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
+    /// A folder beside the pipeline with report.html.j2 or report.md.j2, which replace the built-in templates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub templates: Option<String>,
     /// Filled in by the plan: whose report it is; never written by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
@@ -66,13 +70,19 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
     for failure in &data.failures {
         context.progress.say(&format!("the report shows {} as failed: {}", failure.instance, failure.reason));
     }
-    for (name, text) in [(HTML, report::html(&data)?), (MARKDOWN, report::markdown(&data)?)] {
+    let templates = match &config.templates {
+        Some(folder) => Templates::read(&context.base_dir.join(folder))?,
+        None => Templates::default(),
+    };
+    for (name, text) in [(HTML, report::html(&data, &templates)?), (MARKDOWN, report::markdown(&data, &templates)?)] {
         let path = context.output.join(name);
         std::fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
     }
+    let mut declared = vec![HTML.to_owned(), MARKDOWN.to_owned()];
+    declared.extend(report::tables::write(&data, &context.output)?);
     let rows: BTreeMap<&str, _> = data.rows.iter().map(|r| (r.label.as_str(), &r.cells)).collect();
     Ok(Output {
-        declared: vec![HTML.to_owned(), MARKDOWN.to_owned()],
+        declared,
         handle: Handle::Report {
             files: [("html", HTML), ("md", MARKDOWN)].map(|(k, f)| (k.to_owned(), f.to_owned())).into(),
         },
