@@ -533,3 +533,41 @@ fn a_users_template_replaces_the_built_in_one_and_cannot_be_missing() {
     assert_eq!(std::fs::read_to_string(out.join("report.md")).unwrap().trim(), "mine: toy");
     assert!(std::fs::read_to_string(out.join("report.html")).unwrap().contains("<h2 id=\"accuracy\">"));
 }
+
+#[test]
+fn any_finished_runs_make_a_report_and_a_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    for input in experiment(&store) {
+        let Ok(artifact) = &input.artifact else { continue };
+        let point: Vec<String> = input.point.iter().map(|(a, l)| format!("{a}={l}")).collect();
+        let name = format!("{}@{}", input.stage, point.join(","));
+        store.set_name("toy", &name, &artifact.meta.fingerprint).unwrap();
+    }
+    let qerl = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_qerl"));
+        command.args(args).current_dir(dir.path()).env("QERL_HOME", dir.path().join("store"));
+        command.env("HF_HOME", dir.path().join("hf"));
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, out, error) = qerl(&["runs", "top", "--metric", "after.arith.holdout.pass1", "--limit", "2"]);
+    assert_eq!(code, Some(0), "{error}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 2);
+    assert!(lines[0].contains("0.9500") && lines[0].ends_with("toy:after@seed=2,variant=nvfp4-aqn"), "{out}");
+    assert!(lines[1].contains("0.9000") && lines[1].ends_with("toy:after@seed=1,variant=nvfp4-aqn"), "{out}");
+    let (code, _, error) = qerl(&["runs", "top", "--metric", "after.arith.pass1"]);
+    assert!(code != Some(0) && error.contains("arith.holdout.pass1"), "it says what there is: {error}");
+
+    let (code, out, error) = qerl(&["report", "toy:after", "--over", "seed", "--baseline", "bf16-lora", "-o", "x"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(out.contains("report.html"));
+    let text = std::fs::read_to_string(dir.path().join("x/report.md")).unwrap();
+    assert!(row(&text, "Accuracy", "nvfp4-aqn")[2].starts_with("**92.5**"), "{text}");
+    let ranks = row(&text, "Ranking", "nvfp4-aqn");
+    assert_eq!(ranks[1..5], ["arith.holdout", "1", "92.5", "1: 90.0, 2: 95.0"]);
+    assert_eq!(row(&text, "Ranking", "bf16-lora")[7], "yes");
+    assert!(qerl(&["report", "tow"]).2.contains("finished pipelines: toy"));
+}

@@ -101,6 +101,8 @@ pub struct Rank {
     pub per_point: Vec<(String, f64)>,
     /// First row minus this one, paired, with its 95% interval; absent for the first and without common questions.
     pub behind: Option<(f64, f64, f64)>,
+    /// The first row's lead exceeds the noise of the questions and, with several points, that of the points.
+    pub told_apart: bool,
 }
 
 /// Questions whose every sample changed its verdict between the first and the last stage, at the first point.

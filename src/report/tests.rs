@@ -88,8 +88,8 @@ fn the_verdict_names_the_best_row_and_a_single_factor() {
     let found = verdict::verdict(&sample());
     assert_eq!(found.headline, "nvfp4|aqn is highest with 75.0% on arith after.");
     assert_eq!(
-        found.findings[1],
-        "train.aqn alone (nvfp4|aqn against bf16): +12.5 points, within the noise of 200 questions (95%: -1.0 to +26.0)."
+        found.findings[0],
+        "nvfp4|aqn against the baseline bf16 (train.aqn alone): +12.5 points, within the noise of 200 questions (95%: -1.0 to +26.0)."
     );
     // Two seeds that disagree do not settle what the questions alone would.
     let mut data = sample();

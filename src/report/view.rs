@@ -190,7 +190,7 @@ fn ranking(data: &Data) -> Option<Value> {
         let told = match rank.behind {
             None if place == 1 => "first".to_owned(),
             None => NONE.to_owned(),
-            Some((_, low, _)) if low > 0.0 => "yes".to_owned(),
+            Some(_) if rank.told_apart => "yes".to_owned(),
             Some(_) => "no".to_owned(),
         };
         let each: Vec<String> = rank.per_point.iter().map(|(label, v)| format!("{label}: {}", percent(*v))).collect();

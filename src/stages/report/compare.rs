@@ -99,7 +99,7 @@ fn mark_best(data: &mut Data, gathered: &Gathered<'_>, dataset: &str, stage: &st
             continue;
         }
         let beaten = paired(dataset, &gathered.of(best, stage), &gathered.of(row, stage))?;
-        if beaten.is_none_or(|c| c.low <= 0.0) {
+        if !beaten.as_ref().is_some_and(exceeds_noise) {
             return Ok(());
         }
     }
@@ -107,6 +107,11 @@ fn mark_best(data: &mut Data, gathered: &Gathered<'_>, dataset: &str, stage: &st
         cell.best = true;
     }
     Ok(())
+}
+
+/// A lead that neither the choice of questions nor, with several points, that of the points explains.
+fn exceeds_noise(c: &Comparison) -> bool {
+    c.low > 0.0 && (c.per_point.len() < 2 || stats::mean(&c.per_point) > stats::t_half_width(&c.per_point))
 }
 
 /// Rows from the highest to the lowest, each with what the first one is ahead.
@@ -129,6 +134,7 @@ fn rank(data: &mut Data, gathered: &Gathered<'_>, dataset: &str, stage: &str) ->
             row: gathered.rows[row].label.clone(),
             accuracy,
             per_point: per_point.collect(),
+            told_apart: behind.as_ref().is_some_and(exceeds_noise),
             behind: behind.map(|c| (c.difference, c.low, c.high)),
         });
     }
