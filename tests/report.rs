@@ -315,7 +315,19 @@ fn every_figure_stands_in_the_tables() {
 
     // Costs: medians of 1100, 1200, 1300, 1400 twice; 60 s and 80 s; 147 s in all.
     let cost = row(&text, "Cost", "nf4-lora");
-    let want = ["nf4-lora", "nf4", "1.10 MB", "0.0912", "0.50 GiB", "1250", "501", "0.25", "70.0 s", "2.5 min"];
+    let want = [
+        "nf4-lora",
+        "nf4",
+        "1.10 MB",
+        "0.0912",
+        "0.50 GiB",
+        "1250",
+        "501",
+        "0.25",
+        "70.0 s",
+        "2.5 min",
+        "train 2.3 min, eval 3.0 s, lora 2.0 s",
+    ];
     assert_eq!(cost, want);
 
     // Differences and warnings.
