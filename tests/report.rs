@@ -1,5 +1,8 @@
 //! The report stage over a made-up store: four variants, two seeds, one training that failed.
 
+#[path = "report/browser.rs"]
+mod browser;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -238,10 +241,11 @@ fn render(root: &Path, store: &Store, inputs: Vec<Input>, config: Value, name: &
         hub: &Hub::new(HubConfig::new("http://127.0.0.1:1", root.join("hub"))).unwrap(),
     };
     let made = report::run(&context, &config).unwrap();
-    assert_eq!(made.declared, ["report.html", "report.md"]);
+    assert_eq!(made.declared[..2], ["report.html", "report.md"]);
     let found: Vec<String> =
         std::fs::read_dir(&output).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    assert_eq!(found.len(), 2, "only what is declared: {found:?}");
+    let declared: std::collections::BTreeSet<&String> = made.declared.iter().collect();
+    assert_eq!(found.iter().collect::<std::collections::BTreeSet<_>>(), declared, "only what is declared");
     output
 }
 
@@ -311,7 +315,19 @@ fn every_figure_stands_in_the_tables() {
 
     // Costs: medians of 1100, 1200, 1300, 1400 twice; 60 s and 80 s; 147 s in all.
     let cost = row(&text, "Cost", "nf4-lora");
-    let want = ["nf4-lora", "nf4", "1.10 MB", "0.0912", "0.50 GiB", "1250", "501", "0.25", "70.0 s", "2.5 min"];
+    let want = [
+        "nf4-lora",
+        "nf4",
+        "1.10 MB",
+        "0.0912",
+        "0.50 GiB",
+        "1250",
+        "501",
+        "0.25",
+        "70.0 s",
+        "2.5 min",
+        "train 2.3 min, eval 3.0 s, lora 2.0 s",
+    ];
     assert_eq!(cost, want);
 
     // Differences and warnings.
@@ -461,4 +477,109 @@ fn the_gate_reads_the_gain_of_every_row() {
     };
     assert!(passed && said.contains("bf16-lora: +27.5 points") && said.contains("nvfp4-aqn: +67.5"), "{said}");
     assert!(!check("26").unwrap().0, "nf4-lora gained 22.5");
+}
+
+#[test]
+fn the_page_holds_in_a_browser() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let out = render(dir.path(), &store, experiment(&store), config(), "one");
+    browser::check(&out.join("report.html"), 10, 6);
+}
+
+/// What the tables say is what anybody gets from the parquet beside them.
+#[test]
+fn the_tables_can_be_recomputed_from_the_parquet() {
+    use polars::prelude::{DataFrame, ParquetReader, SerReader};
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let out = render(dir.path(), &store, experiment(&store), config(), "one");
+    let text = std::fs::read_to_string(out.join("report.md")).unwrap();
+    let read = |name: &str| -> DataFrame {
+        ParquetReader::new(std::fs::File::open(out.join(name)).unwrap()).finish().unwrap()
+    };
+    let texts = |frame: &DataFrame, name: &str| -> Vec<String> {
+        frame.column(name).unwrap().str().unwrap().iter().map(|t| t.unwrap().to_owned()).collect()
+    };
+    let frame = read("answers.parquet");
+    let [rows, stages, points] = ["row", "stage", "point"].map(|name| texts(&frame, name));
+    let correct: Vec<u64> = frame.column("correct").unwrap().u64().unwrap().iter().map(Option::unwrap).collect();
+    for label in LABELS {
+        for (stage, column) in [("before", 2), ("after", 3)] {
+            let mut shares: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+            for i in (0..rows.len()).filter(|&i| rows[i] == label && stages[i] == stage) {
+                let slot = shares.entry(&points[i]).or_default();
+                *slot = (slot.0 + correct[i] as f64, slot.1 + 1.0);
+            }
+            let accuracies: Vec<f64> = shares.values().map(|(right, n)| right / n).collect();
+            let expected = format!("{:.1}", 100.0 * accuracies.iter().sum::<f64>() / accuracies.len() as f64);
+            let shown = row(&text, "Accuracy", label)[column].trim_start_matches("**").to_owned();
+            assert!(shown.starts_with(&expected), "{label} {stage}: {shown} is not {expected}");
+        }
+    }
+    // The paired difference of two rows at the seed that both have.
+    let share = |label: &str| -> Vec<u64> {
+        let own = (0..rows.len())
+            .filter(|&i| rows[i] == label && stages[i] == "after" && points[i] == format!("seed=1,variant={label}"));
+        own.map(|i| correct[i]).collect()
+    };
+    let (a, b) = (share("nvfp4-aqn"), share("nvfp4-lora"));
+    let difference = (a.iter().sum::<u64>() as f64 - b.iter().sum::<u64>() as f64) / a.len() as f64;
+    assert_eq!(row(&text, "Comparisons", "nvfp4-aqn − nvfp4-lora")[3], format!("{:+.1}", difference * 100.0));
+    // csv and parquet hold the same lines.
+    for name in ["accuracy", "answers", "curves", "comparisons"] {
+        let csv = std::fs::read_to_string(out.join(format!("{name}.csv"))).unwrap();
+        assert_eq!(csv.lines().count() - 1, read(&format!("{name}.parquet")).height(), "{name}");
+    }
+}
+
+#[test]
+fn a_users_template_replaces_the_built_in_one_and_cannot_be_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    std::fs::create_dir(dir.path().join("mine")).unwrap();
+    std::fs::write(dir.path().join("mine/report.md.j2"), "mine: {{ data.title | md }}\n").unwrap();
+    let mut own = config();
+    own["templates"] = json!("mine");
+    let out = render(dir.path(), &store, experiment(&store), own, "one");
+    assert_eq!(std::fs::read_to_string(out.join("report.md")).unwrap().trim(), "mine: toy");
+    assert!(std::fs::read_to_string(out.join("report.html")).unwrap().contains("<h2 id=\"accuracy\">"));
+}
+
+#[test]
+fn any_finished_runs_make_a_report_and_a_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    for input in experiment(&store) {
+        let Ok(artifact) = &input.artifact else { continue };
+        let point: Vec<String> = input.point.iter().map(|(a, l)| format!("{a}={l}")).collect();
+        let name = format!("{}@{}", input.stage, point.join(","));
+        store.set_name("toy", &name, &artifact.meta.fingerprint).unwrap();
+    }
+    let qerl = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_qerl"));
+        command.args(args).current_dir(dir.path()).env("QERL_HOME", dir.path().join("store"));
+        command.env("HF_HOME", dir.path().join("hf"));
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, out, error) = qerl(&["runs", "top", "--metric", "after.arith.holdout.pass1", "--limit", "2"]);
+    assert_eq!(code, Some(0), "{error}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 2);
+    assert!(lines[0].contains("0.9500") && lines[0].ends_with("toy:after@seed=2,variant=nvfp4-aqn"), "{out}");
+    assert!(lines[1].contains("0.9000") && lines[1].ends_with("toy:after@seed=1,variant=nvfp4-aqn"), "{out}");
+    let (code, _, error) = qerl(&["runs", "top", "--metric", "after.arith.pass1"]);
+    assert!(code != Some(0) && error.contains("arith.holdout.pass1"), "it says what there is: {error}");
+
+    let (code, out, error) = qerl(&["report", "toy:after", "--over", "seed", "--baseline", "bf16-lora", "-o", "x"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(out.contains("report.html"));
+    let text = std::fs::read_to_string(dir.path().join("x/report.md")).unwrap();
+    assert!(row(&text, "Accuracy", "nvfp4-aqn")[2].starts_with("**92.5**"), "{text}");
+    let ranks = row(&text, "Ranking", "nvfp4-aqn");
+    assert_eq!(ranks[1..5], ["arith.holdout", "1", "92.5", "1: 90.0, 2: 95.0"]);
+    assert_eq!(row(&text, "Ranking", "bf16-lora")[7], "yes");
+    assert!(qerl(&["report", "tow"]).2.contains("finished pipelines: toy"));
 }

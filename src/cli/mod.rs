@@ -18,10 +18,12 @@ mod path;
 mod pipeline_args;
 mod plan;
 mod quantize;
+mod report;
 mod reproduce;
 mod run;
 mod run_slurm;
 mod runs;
+mod runs_top;
 mod sampling_args;
 mod schedule;
 mod schema;
@@ -59,6 +61,7 @@ enum Command {
     // What is finished.
     Cache(cache::Args),
     Path(path::Args),
+    Report(report::Args),
     Runs(runs::Args),
     Diff(diff::Args),
     Reproduce(reproduce::Args),
@@ -91,6 +94,7 @@ pub fn main() -> ExitCode {
         Command::Cache(args) => cache::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Path(args) => path::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),

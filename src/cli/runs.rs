@@ -6,7 +6,7 @@ use crate::run::text_of_seconds;
 use crate::store::{Store, short};
 use crate::{Error, Result};
 
-/// List, show and remove the records of runs
+/// List, show, rank and remove runs
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -36,6 +36,7 @@ enum Command {
         #[arg(required = true)]
         runs: Vec<String>,
     },
+    Top(super::runs_top::Args),
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -43,6 +44,7 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Ls { json } => list(&store, *json),
         Command::Show { run, json } => show(&store, &find_run(&store, run)?, *json),
+        Command::Top(args) => super::runs_top::run(args),
         Command::Rm { runs } => {
             // All of them must be there before one goes: `last` would mean another one then.
             let found = runs.iter().map(|name| find_run(&store, name)).collect::<Result<Vec<_>>>()?;

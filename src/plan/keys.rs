@@ -186,6 +186,14 @@ fn named_files(kind: Kind, config: &Value, base_dir: &Path) -> Result<BTreeMap<S
             files.insert("spec.template".to_owned(), crate::store::hash_file(&path)?);
         }
     }
+    if let (Kind::Report, Some(folder)) = (kind, config.get("templates").and_then(Value::as_str)) {
+        for name in crate::report::TEMPLATE_FILES {
+            let path = base_dir.join(folder).join(name);
+            if path.is_file() {
+                files.insert(format!("templates.{name}"), crate::store::hash_file(&path)?);
+            }
+        }
+    }
     if kind == Kind::Train {
         for (reward, spec) in config.get("rewards").and_then(Value::as_object).into_iter().flatten() {
             let words = spec.get("command").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);

@@ -3,11 +3,14 @@
 //! [`Data`] is what a report says, without any layout; `view` turns it into tables and plots, `render` puts these into
 //! the templates, `paper` holds the published figures, `svg` draws.
 
+mod graph;
+mod heat;
 mod markup;
 mod paper;
 mod plots;
 mod render;
 mod svg;
+pub mod tables;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -17,9 +20,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+pub use graph::{Graph, Node};
 pub use paper::{Paper, TABLES as PAPER_TABLES, Trained, method as paper_method};
 pub use plots::curve_metrics;
-pub use render::{html, markdown};
+pub use render::{TEMPLATE_FILES, Templates, html, markdown};
 
 /// Everything a report shows.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -54,14 +58,68 @@ pub struct Data {
     pub warnings: Vec<String>,
     pub paper: Option<Paper>,
     pub examples: Vec<Example>,
+    /// Rows from the highest to the lowest, per data set.
+    pub ranking: Vec<Rank>,
+    /// The questions whose verdict training changed, per row and data set.
+    pub flips: Vec<Flips>,
+    /// The stages behind the figures.
+    pub graph: Graph,
+    /// Every evaluation by itself, for the tables beside the report.
+    #[serde(skip)]
+    pub evaluations: Vec<PointFigure>,
     /// Every artifact behind the figures.
     pub provenance: Vec<Made>,
+}
+
+/// One evaluation of one row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PointFigure {
+    pub row: String,
+    pub stage: String,
+    /// `seed=1,variant=x`; empty where there are no axes.
+    pub point: String,
+    pub dataset: String,
+    pub questions: usize,
+    pub samples: usize,
+    pub accuracy: f64,
+    pub low: f64,
+    pub high: f64,
+    pub truncated: f64,
+    pub no_answer: f64,
+    pub mean_tokens: f64,
+    /// (question, correct samples, samples).
+    pub answers: Vec<(String, usize, usize)>,
+}
+
+/// A row's place on one data set at the last stage.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Rank {
+    pub dataset: String,
+    pub row: String,
+    pub accuracy: f64,
+    /// Accuracy at each point of the `over` axis: label and value.
+    pub per_point: Vec<(String, f64)>,
+    /// First row minus this one, paired, with its 95% interval; absent for the first and without common questions.
+    pub behind: Option<(f64, f64, f64)>,
+    /// The first row's lead exceeds the noise of the questions and, with several points, that of the points.
+    pub told_apart: bool,
+}
+
+/// Questions whose every sample changed its verdict between the first and the last stage, at the first point.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Flips {
+    pub row: String,
+    pub dataset: String,
+    pub gained: Vec<String>,
+    pub lost: Vec<String>,
 }
 
 /// One variant.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     pub label: String,
+    /// Axis -> label, without the axis averaged over.
+    pub point: BTreeMap<String, String>,
     /// The format of the base model's weights, where a stage of this pipeline decided it.
     pub format: Option<String>,
     /// The row that this one is compared with.
@@ -114,7 +172,7 @@ pub struct Cell {
 }
 
 /// What a variant costs. Rates are medians over steps, times means over points.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     /// Bytes of the base model's weights in its format.
     pub weight_bytes: Option<u64>,
@@ -130,6 +188,8 @@ pub struct Cost {
     /// Wall time of everything behind the row, each artifact once.
     pub all_seconds: Option<f64>,
     pub steps: Option<u64>,
+    /// Kind of stage -> wall time of everything of that kind behind the row.
+    pub phases: BTreeMap<&'static str, f64>,
 }
 
 /// A row at a gathered stage.
@@ -196,7 +256,7 @@ pub struct Failure {
     pub reason: String,
 }
 
-/// A question whose verdict changed by training.
+/// A question with what was answered before and after training: one whose verdict changed, or the first of its data set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Example {
     pub row: String,
@@ -206,8 +266,9 @@ pub struct Example {
     pub gold: String,
     pub before: String,
     pub after: String,
-    /// Right after and wrong before; else the other way round.
-    pub gained: bool,
+    /// Right before and after training.
+    pub was_right: bool,
+    pub is_right: bool,
 }
 
 /// Who made an artifact, where and how long it took.

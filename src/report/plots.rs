@@ -55,6 +55,45 @@ pub fn curve_metrics() -> impl Iterator<Item = &'static str> {
     CURVES.iter().map(|c| c.metric)
 }
 
+/// Metrics that get a facet for every row where there are many rows.
+const FACETS: [&str; 3] = ["reward", "entropy", "aqn/sigma"];
+/// Up to so many rows one plot keeps all lines apart.
+const FEW_ROWS: usize = 4;
+/// More facets than anyone looks at.
+const MOST_FACETS: usize = 24;
+
+/// Per metric of [`FACETS`] one small plot a row, the other rows faint behind it.
+pub fn facets(data: &Data) -> Vec<Value> {
+    if data.rows.len() <= FEW_ROWS {
+        return Vec::new();
+    }
+    let group = |curve: &Curve| {
+        let series = series(data, curve);
+        let draw = |i: usize| {
+            let svg = svg::facet(&format!("{}: {}", curve.title, series[i].label), "step", curve.unit, &series, i)?;
+            Some(json!({ "label": series[i].label, "color": series[i].color % COLORS, "svg": svg }))
+        };
+        let plots: Vec<Value> = (0..series.len().min(MOST_FACETS)).filter_map(draw).collect();
+        (!plots.is_empty()).then(|| json!({ "title": curve.title, "caption": curve.caption, "plots": plots }))
+    };
+    CURVES.iter().filter(|c| FACETS.contains(&c.metric)).filter_map(group).collect()
+}
+
+/// The rows that recorded a metric; none where it is zero everywhere (no KL term, no noise): that says nothing.
+fn series(data: &Data, curve: &Curve) -> Vec<Series> {
+    let found: Vec<Series> = data
+        .rows
+        .iter()
+        .enumerate()
+        .filter_map(|(color, row)| {
+            let points = row.curves.get(curve.metric)?.clone();
+            Some(Series { label: row.label.clone(), color, points })
+        })
+        .collect();
+    let silent = found.iter().flat_map(|s| &s.points).all(|p| p.mean == 0.0 || !p.mean.is_finite());
+    if silent { Vec::new() } else { found }
+}
+
 /// Title, SVG, caption and legend of every plot that has something to show.
 pub fn plots(data: &Data) -> Vec<Value> {
     let mut out = Vec::new();
@@ -83,19 +122,7 @@ pub fn plots(data: &Data) -> Vec<Value> {
         }
     }
     for curve in &CURVES {
-        let series: Vec<Series> = data
-            .rows
-            .iter()
-            .enumerate()
-            .filter_map(|(color, row)| {
-                let points = row.curves.get(curve.metric)?.clone();
-                Some(Series { label: row.label.clone(), color, points })
-            })
-            .collect();
-        // A metric that is zero everywhere (no KL term, no noise) says nothing.
-        if series.iter().flat_map(|s| &s.points).all(|p| p.mean == 0.0 || !p.mean.is_finite()) {
-            continue;
-        }
+        let series = series(data, curve);
         if let Some(svg) = svg::lines(curve.title, "step", curve.unit, &series) {
             let legend: Vec<Value> =
                 series.iter().map(|s| json!({"label": s.label, "color": s.color % COLORS})).collect();

@@ -1,5 +1,7 @@
 //! [`Data`] -> HTML and Markdown through the templates under templates/.
 
+use std::path::Path;
+
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment};
@@ -10,18 +12,48 @@ use crate::{Error, Result};
 const HTML: &str = include_str!("../../templates/report.html.j2");
 const MARKDOWN: &str = include_str!("../../templates/report.md.j2");
 
+/// Templates that replace the built-in ones.
+#[derive(Clone, Debug, Default)]
+pub struct Templates {
+    pub html: Option<String>,
+    pub markdown: Option<String>,
+}
+
+/// The files that a folder of templates may have.
+pub const TEMPLATE_FILES: [&str; 2] = ["report.html.j2", "report.md.j2"];
+
+impl Templates {
+    /// Those of `folder`; at least one must be there.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            match std::fs::read_to_string(&path) {
+                Ok(text) => Ok(Some(text)),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                Err(e) => Err(Error::io("read", &path, e)),
+            }
+        };
+        let found = Self { html: read(TEMPLATE_FILES[0])?, markdown: read(TEMPLATE_FILES[1])? };
+        if found.html.is_none() && found.markdown.is_none() {
+            return Err(Error::input(format!("{} has no template", folder.display()))
+                .hint(format!("put {} or both there", TEMPLATE_FILES.join(" or "))));
+        }
+        Ok(found)
+    }
+}
+
 /// The page: one file, no scripts, nothing loaded from outside.
-pub fn html(data: &Data) -> Result<String> {
-    render("report.html", HTML, data)
+pub fn html(data: &Data, templates: &Templates) -> Result<String> {
+    render("report.html", templates.html.as_deref().unwrap_or(HTML), data)
 }
 
 /// The same as Markdown (tables only, no plots).
-pub fn markdown(data: &Data) -> Result<String> {
-    render("report.md", MARKDOWN, data)
+pub fn markdown(data: &Data, templates: &Templates) -> Result<String> {
+    render("report.md", templates.markdown.as_deref().unwrap_or(MARKDOWN), data)
 }
 
 fn render(name: &str, template: &str, data: &Data) -> Result<String> {
-    let broken = |e: minijinja::Error| Error::failed("the report's template failed").caused_by(e);
+    let broken = |e: minijinja::Error| Error::failed(format!("the template of {name} failed: {e}"));
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).build().map_err(broken)?);
     environment.set_auto_escape_callback(
@@ -33,6 +65,7 @@ fn render(name: &str, template: &str, data: &Data) -> Result<String> {
     environment.add_filter("code", |text: String| markup::code(&text));
     environment.add_filter("fenced", |text: String| markup::fenced(&text));
     environment.add_filter("num", number);
+    environment.set_fuel(Some(50_000_000));
     environment.add_template(name, template).map_err(broken)?;
     let template = environment.get_template(name).map_err(broken)?;
     template.render(Serde(view::page(data))).map_err(broken)

@@ -51,7 +51,7 @@ const ROW: f64 = 36.0;
 
 /// Most points that a line keeps; longer ones keep each bucket's lowest and highest.
 const MAX_POINTS: usize = 600;
-/// Lines with at most so many points show each one's value under the pointer.
+/// About so many points of a line show their value under the pointer.
 const MAX_HOVERS: usize = 120;
 
 /// A linear scale from data to pixels.
@@ -159,6 +159,15 @@ fn grid(out: &mut String, x1: f64, y1: f64, x2: f64, y2: f64) {
 
 /// Lines over `x_name`; `unit` stands above the y axis. `None` where nothing is to be drawn.
 pub fn lines(title: &str, x_name: &str, unit: &str, series: &[Series]) -> Option<String> {
+    draw(title, x_name, unit, series, None)
+}
+
+/// The same axes as [`lines`] has, with one series in its colour and the others faint behind it.
+pub fn facet(title: &str, x_name: &str, unit: &str, series: &[Series], shown: usize) -> Option<String> {
+    draw(title, x_name, unit, series, Some(shown))
+}
+
+fn draw(title: &str, x_name: &str, unit: &str, series: &[Series], shown: Option<usize>) -> Option<String> {
     let cleaned: Vec<(&Series, Vec<Vec<Point>>)> = series.iter().map(|s| (s, segments(&s.points))).collect();
     let (mut x_low, mut x_high) = (f64::INFINITY, f64::NEG_INFINITY);
     let (mut y_low, mut y_high) = (f64::INFINITY, f64::NEG_INFINITY);
@@ -192,17 +201,33 @@ pub fn lines(title: &str, x_name: &str, unit: &str, series: &[Series]) -> Option
         }
     }
     text(&mut out, f64::midpoint(LEFT, WIDTH - RIGHT), HEIGHT - 5.0, "middle", x_name);
-    for (series, runs) in &cleaned {
+    for (i, (series, runs)) in cleaned.iter().enumerate() {
+        match shown {
+            None => line(&mut out, series, runs, x, y),
+            Some(shown) if shown != i => faint(&mut out, runs, x, y),
+            Some(_) => {}
+        }
+    }
+    if let Some((series, runs)) = shown.and_then(|shown| cleaned.get(shown)) {
         line(&mut out, series, runs, x, y);
     }
     out.push_str("</svg>");
     Some(out)
 }
 
+/// The others of a facet: no band, no figures.
+fn faint(out: &mut String, runs: &[Vec<Point>], x: Scale, y: Scale) {
+    for run in runs {
+        let path: Vec<String> = thin(run).iter().map(|p| format!("{:.1},{:.1}", x.at(p.step), y.at(p.mean))).collect();
+        let _ = write!(out, r#"<polyline class="faint" points="{}"/>"#, path.join(" "));
+    }
+}
+
 fn line(out: &mut String, series: &Series, runs: &[Vec<Point>], x: Scale, y: Scale) {
     let class = series.color % COLORS;
     let name = escape(&series.label);
-    let few = runs.iter().map(Vec::len).sum::<usize>() <= MAX_HOVERS;
+    let count = runs.iter().map(|run| run.len().min(MAX_POINTS)).sum::<usize>();
+    let every = count.div_ceil(MAX_HOVERS).max(1);
     for run in runs {
         let points = thin(run);
         if points.iter().any(|p| p.high > p.low) {
@@ -216,7 +241,7 @@ fn line(out: &mut String, series: &Series, runs: &[Vec<Point>], x: Scale, y: Sca
             let path = path.join(" ");
             let _ = write!(out, r#"<polyline class="line c{class}" points="{path}"><title>{name}</title></polyline>"#);
         }
-        for p in points.iter().filter(|_| few || path.len() == 1) {
+        for p in points.iter().step_by(every) {
             let dot = if path.len() == 1 { "dot" } else { "hover" };
             let _ = write!(
                 out,

@@ -56,9 +56,10 @@ fn the_page_holds_every_figure_and_escapes_what_comes_from_outside() {
         gold: "4".to_owned(),
         before: "</pre><script>alert(1)</script>\u{202e}".to_owned(),
         after: "fine".to_owned(),
-        gained: true,
+        was_right: false,
+        is_right: true,
     });
-    let page = html(&data).unwrap();
+    let page = html(&data, &Templates::default()).unwrap();
     for expected in ["62.5", "75.0", "65.0 to 85.0", "+50.0", "0.071", "within the noise of 200 questions", "<svg"] {
         assert!(page.contains(expected), "{expected} is missing");
     }
@@ -69,7 +70,7 @@ fn the_page_holds_every_figure_and_escapes_what_comes_from_outside() {
 
 #[test]
 fn markdown_tables_keep_their_columns_whatever_the_labels() {
-    let text = markdown(&sample()).unwrap();
+    let text = markdown(&sample(), &Templates::default()).unwrap();
     let columns = |line: &str| line.replace("\\|", "").matches('|').count();
     let mut width = None;
     for line in text.lines() {
@@ -87,8 +88,8 @@ fn the_verdict_names_the_best_row_and_a_single_factor() {
     let found = verdict::verdict(&sample());
     assert_eq!(found.headline, "nvfp4|aqn is highest with 75.0% on arith after.");
     assert_eq!(
-        found.findings[1],
-        "train.aqn alone (nvfp4|aqn against bf16): +12.5 points, within the noise of 200 questions (95%: -1.0 to +26.0)."
+        found.findings[0],
+        "nvfp4|aqn against the baseline bf16 (train.aqn alone): +12.5 points, within the noise of 200 questions (95%: -1.0 to +26.0)."
     );
     // Two seeds that disagree do not settle what the questions alone would.
     let mut data = sample();
@@ -103,6 +104,6 @@ fn the_verdict_names_the_best_row_and_a_single_factor() {
 
 #[test]
 fn an_empty_report_still_renders() {
-    assert!(html(&Data::default()).unwrap().contains("No evaluation was gathered"));
-    assert!(!markdown(&Data::default()).unwrap().is_empty());
+    assert!(html(&Data::default(), &Templates::default()).unwrap().contains("No evaluation was gathered"));
+    assert!(!markdown(&Data::default(), &Templates::default()).unwrap().is_empty());
 }

@@ -48,9 +48,13 @@ pub fn verdict(data: &Data) -> Verdict {
     match (of(Against::Baseline), &row.baseline) {
         _ if equal.len() > 1 => {}
         (Some(c), _) => findings.push(format!(
-            "{} against the baseline {}: {} points, {}.",
+            "{} against the baseline {}{}: {} points, {}.",
             c.a.row,
             c.b.row,
+            match c.factors.as_slice() {
+                [only] => format!(" ({only} alone)"),
+                _ => String::new(),
+            },
             points(c.difference),
             certainty(c, data)
         )),
@@ -62,7 +66,12 @@ pub fn verdict(data: &Data) -> Verdict {
     let single = data.comparisons.iter().filter(|c| {
         c.dataset == *dataset && c.factors.len() == 1 && matches!(c.against, Against::Factor | Against::Baseline)
     });
-    for c in single.take(FACTORS) {
+    // The first finding has this pair already.
+    let said = |c: &&Comparison| of(Against::Baseline).is_some_and(|first| equal.len() == 1 && std::ptr::eq(first, *c));
+    let mut single: Vec<&Comparison> = single.filter(|c| !said(c)).collect();
+    // Whether the noise helped is what most readers came for.
+    single.sort_by_key(|c| c.factors[0] != "train.aqn");
+    for c in single.into_iter().take(FACTORS) {
         let difference = points(c.difference);
         let sure = certainty(c, data);
         findings

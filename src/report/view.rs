@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::plots::plots;
+use super::heat::{self, Spot};
+use super::plots::{facets, plots};
 use super::svg::COLORS;
 use super::verdict::verdict;
 use super::{Against, Cell, Comparison, Data, Row, markup, paper};
@@ -160,6 +161,11 @@ pub fn page(data: &Data) -> Value {
         "versus": versus,
         "weights": data.rows.iter().any(|r| weights(r).is_some()),
         "plots": plots(data),
+        "facets": facets(data),
+        "heat": heat_maps(data),
+        "graph": data.graph.svg(),
+        "ranking": ranking(data),
+        "flips": flips(data),
         "comparisons": comparisons,
         "per_point": data.comparisons.iter().any(|c| !c.per_point.is_empty()),
         "costs": costs(data),
@@ -170,6 +176,80 @@ pub fn page(data: &Data) -> Value {
         "total": seconds(data.provenance.iter().map(|m| m.wall_seconds).sum()),
     });
     markup::clean(page)
+}
+
+/// Rows by accuracy where there are more than two; of two the table of accuracies says all.
+fn ranking(data: &Data) -> Option<Value> {
+    if data.rows.len() < 3 {
+        return None;
+    }
+    let mut place = 0;
+    let mut rows = Vec::new();
+    for (i, rank) in data.ranking.iter().enumerate() {
+        place = if i == 0 || data.ranking[i - 1].dataset != rank.dataset { 1 } else { place + 1 };
+        let told = match rank.behind {
+            None if place == 1 => "first".to_owned(),
+            None => NONE.to_owned(),
+            Some(_) if rank.told_apart => "yes".to_owned(),
+            Some(_) => "no".to_owned(),
+        };
+        let each: Vec<String> = rank.per_point.iter().map(|(label, v)| format!("{label}: {}", percent(*v))).collect();
+        let versus = find(data, Against::Baseline, &rank.row, &rank.dataset);
+        rows.push(json!({
+            "place": place,
+            "dataset": rank.dataset,
+            "row": rank.row,
+            "color": data.rows.iter().position(|r| r.label == rank.row).unwrap_or(0) % COLORS,
+            "accuracy": percent(rank.accuracy),
+            "each": each.join(", "),
+            "behind": rank.behind.map_or_else(|| NONE.to_owned(), |(d, ..)| percent(d)),
+            "interval": rank.behind.map_or_else(|| NONE.to_owned(), |(_, low, high)| signed_interval(low, high)),
+            "told": told,
+            "versus": versus.map_or_else(|| NONE.to_owned(), |c| points(c.difference)),
+            "versus_interval": versus.map_or_else(String::new, |c| signed_interval(c.low, c.high)),
+            "class": versus.map_or("", |c| class(c.low, c.high)),
+        }));
+    }
+    let each = data.ranking.iter().any(|r| r.per_point.len() > 1);
+    Some(json!({ "rows": rows, "each": each, "versus": rows.iter().any(|r| r["versus"] != NONE) }))
+}
+
+/// The questions that flipped, at most so many by name.
+fn flips(data: &Data) -> Vec<Value> {
+    const NAMED: usize = 60;
+    let list = |ids: &[String]| {
+        let mut text = ids.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+        if ids.len() > NAMED {
+            text += &format!(" and {} more (answers.csv has all)", ids.len() - NAMED);
+        }
+        if text.is_empty() { NONE.to_owned() } else { text }
+    };
+    let row = |f: &super::Flips| {
+        json!({
+            "row": f.row,
+            "dataset": f.dataset,
+            "gained": f.gained.len(),
+            "lost": f.lost.len(),
+            "gained_ids": list(&f.gained),
+            "lost_ids": list(&f.lost),
+        })
+    };
+    data.flips.iter().map(row).collect()
+}
+
+/// A heat map per data set where several axes vary.
+fn heat_maps(data: &Data) -> Vec<Value> {
+    let Some(last) = data.stages.last() else { return Vec::new() };
+    let map = |dataset: &String| {
+        let spot = |row: &Row| {
+            let value = cell(row, last, dataset).map(|c| c.accuracy);
+            Spot { point: row.point.clone(), value }
+        };
+        let spots: Vec<Spot> = data.rows.iter().map(spot).collect();
+        let title = format!("{dataset} {last}, pass@1 in percent");
+        heat::map(&title, &spots).map(|svg| json!({ "title": title, "svg": svg }))
+    };
+    data.datasets.iter().filter_map(map).collect()
 }
 
 /// What the report compares, in one sentence.
@@ -296,7 +376,7 @@ fn comparison(c: &Comparison) -> Value {
 
 fn costs(data: &Data) -> Option<Value> {
     type Get = fn(&Row) -> Option<String>;
-    let all: [(&str, Get); 9] = [
+    let all: [(&str, Get); 10] = [
         ("weights", |r| r.format.clone()),
         ("bytes", |r| r.cost.weight_bytes.map(bytes)),
         ("quantization error", |r| r.cost.quantization_error.map(|e| format!("{e:.4}"))),
@@ -306,6 +386,7 @@ fn costs(data: &Data) -> Option<Value> {
         ("s / step", |r| r.cost.seconds_per_step.map(|v| format!("{v:.2}"))),
         ("training", |r| r.cost.train_seconds.map(seconds)),
         ("all stages", |r| r.cost.all_seconds.map(seconds)),
+        ("by kind of stage", phases),
     ];
     let present: Vec<_> = all.iter().filter(|(_, get)| data.rows.iter().any(|r| get(r).is_some())).collect();
     if present.is_empty() {
@@ -323,6 +404,15 @@ fn costs(data: &Data) -> Option<Value> {
         .collect();
     let names: Vec<&str> = present.iter().map(|c| c.0).collect();
     Some(json!({ "names": names, "rows": rows }))
+}
+
+/// The kinds of stages that took longest, longest first.
+fn phases(row: &Row) -> Option<String> {
+    const SHOWN: usize = 3;
+    let mut all: Vec<(&str, f64)> = row.cost.phases.iter().map(|(kind, s)| (*kind, *s)).filter(|p| p.1 > 0.0).collect();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let shown: Vec<String> = all.iter().take(SHOWN).map(|(kind, s)| format!("{kind} {}", seconds(*s))).collect();
+    (!shown.is_empty()).then(|| shown.join(", "))
 }
 
 fn quality(data: &Data) -> Value {

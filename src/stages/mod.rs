@@ -71,7 +71,10 @@ impl Kind {
 
     /// Raised whenever the same configuration and inputs would give other outputs.
     pub fn version(self) -> u32 {
-        1
+        match self {
+            Self::Report => 2,
+            _ => 1,
+        }
     }
 
     /// The configuration's JSON Schema; the only definition of its keys, types and defaults.

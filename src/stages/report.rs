@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Context, Output, StageRef};
+use crate::report::Templates;
 use crate::store::Handle;
 use crate::{Error, Result, report};
 
@@ -36,6 +37,9 @@ pub struct Config {
     pub paper: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
+    /// A folder beside the pipeline with report.html.j2 or report.md.j2, which replace the built-in templates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub templates: Option<String>,
     /// Filled in by the plan: whose report it is; never written by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
@@ -72,17 +76,23 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
     }
     let rows: BTreeMap<&str, _> = data.rows.iter().map(|r| (r.label.as_str(), &r.cells)).collect();
     let rows = serde_json::json!(rows);
-    let mut html = report::html(&data)?;
+    let templates = match &config.templates {
+        Some(folder) => Templates::read(&context.base_dir.join(folder))?,
+        None => Templates::default(),
+    };
+    let mut html = report::html(&data, &templates)?;
     if let Some(mut recipe) = config.pipeline.as_ref().and_then(|origin| origin.recipe.clone()) {
         recipe["rows"] = rows.clone();
         html = embed::insert(&html, &recipe);
     }
-    for (name, text) in [(HTML, html), (MARKDOWN, report::markdown(&data)?)] {
+    for (name, text) in [(HTML, html), (MARKDOWN, report::markdown(&data, &templates)?)] {
         let path = context.output.join(name);
         std::fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
     }
+    let mut declared = vec![HTML.to_owned(), MARKDOWN.to_owned()];
+    declared.extend(report::tables::write(&data, &context.output)?);
     Ok(Output {
-        declared: vec![HTML.to_owned(), MARKDOWN.to_owned()],
+        declared,
         handle: Handle::Report {
             files: [("html", HTML), ("md", MARKDOWN)].map(|(k, f)| (k.to_owned(), f.to_owned())).into(),
         },

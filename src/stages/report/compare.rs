@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::gather::{Evaluation, Gathered};
 use super::lineage::factors;
+use super::records::Answer;
 use crate::Result;
 use crate::eval::stats;
-use crate::report::{Against, Comparison, Data, Example, Side};
+use crate::report::{Against, Comparison, Data, Example, Flips, Rank, Side};
 
 /// Pairs of rows that differ in one factor; a large sweep has many more than anyone reads.
 const MOST_PAIRS: usize = 24;
@@ -40,7 +41,9 @@ pub(super) fn compare(data: &mut Data, gathered: &Gathered<'_>) -> Result<()> {
                 let (a, b) = (side(row, &last), side(row, &first));
                 data.comparisons.push(Comparison { a, b, against: Against::Start, ..found });
             }
-            data.examples.extend(examples(&dataset, &gathered.rows[row].label, &after, &before));
+            let label = &gathered.rows[row].label;
+            data.examples.extend(examples(&dataset, label, &after, &before));
+            data.flips.extend(flips(&dataset, label, &after, &before));
         }
         for row in 0..count {
             let Some(base) = gathered.baselines[row].filter(|base| *base != row) else { continue };
@@ -58,6 +61,7 @@ pub(super) fn compare(data: &mut Data, gathered: &Gathered<'_>) -> Result<()> {
             }
         }
         mark_best(data, gathered, &dataset, &last)?;
+        rank(data, gathered, &dataset, &last)?;
     }
     Ok(())
 }
@@ -95,12 +99,44 @@ fn mark_best(data: &mut Data, gathered: &Gathered<'_>, dataset: &str, stage: &st
             continue;
         }
         let beaten = paired(dataset, &gathered.of(best, stage), &gathered.of(row, stage))?;
-        if beaten.is_none_or(|c| c.low <= 0.0) {
+        if !beaten.as_ref().is_some_and(exceeds_noise) {
             return Ok(());
         }
     }
     if let Some(cell) = data.rows[best].cells.get_mut(stage).and_then(|c| c.get_mut(dataset)) {
         cell.best = true;
+    }
+    Ok(())
+}
+
+/// A lead that neither the choice of questions nor, with several points, that of the points explains.
+fn exceeds_noise(c: &Comparison) -> bool {
+    c.low > 0.0 && (c.per_point.len() < 2 || stats::mean(&c.per_point) > stats::t_half_width(&c.per_point))
+}
+
+/// Rows from the highest to the lowest, each with what the first one is ahead.
+fn rank(data: &mut Data, gathered: &Gathered<'_>, dataset: &str, stage: &str) -> Result<()> {
+    let accuracy = |row: usize| data.rows[row].cells.get(stage)?.get(dataset).map(|c| c.accuracy);
+    let mut scored: Vec<(usize, f64)> = (0..data.rows.len()).filter_map(|row| Some((row, accuracy(row)?))).collect();
+    // Equal ones stay in the order of the file.
+    scored.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let Some(&(best, _)) = scored.first() else { return Ok(()) };
+    for (row, accuracy) in scored {
+        let own = gathered.of(row, stage);
+        let behind = if row == best { None } else { paired(dataset, &gathered.of(best, stage), &own)? };
+        let per_point = own.iter().filter_map(|e| {
+            let label = gathered.config.over.as_ref().and_then(|over| e.input.point.get(over))?;
+            let set = e.summary.sets.iter().find(|s| s.data == dataset)?;
+            Some((label.clone(), set.accuracy))
+        });
+        data.ranking.push(Rank {
+            dataset: dataset.to_owned(),
+            row: gathered.rows[row].label.clone(),
+            accuracy,
+            per_point: per_point.collect(),
+            told_apart: behind.as_ref().is_some_and(exceeds_noise),
+            behind: behind.map(|c| (c.difference, c.low, c.high)),
+        });
     }
     Ok(())
 }
@@ -166,31 +202,52 @@ fn paired(dataset: &str, a: &[&Evaluation<'_>], b: &[&Evaluation<'_>]) -> Result
     }))
 }
 
-/// Questions whose every sample turned right, or wrong, at the first point.
+/// Whether every sample of a question is right (`Some(true)`), or wrong (`Some(false)`).
+fn settled(answer: &Answer) -> Option<bool> {
+    match answer.share() {
+        1.0 => Some(true),
+        0.0 => Some(false),
+        _ => None,
+    }
+}
+
+/// Questions that turned right, and those that turned wrong, at the first point.
+fn flips(dataset: &str, row: &str, after: &[&Evaluation<'_>], before: &[&Evaluation<'_>]) -> Option<Flips> {
+    let (x, y) = matched(after, before).into_iter().next()?;
+    let (of_x, of_y) = (x.answers.get(dataset)?, y.answers.get(dataset)?);
+    let turned = |to: bool| {
+        let all = of_x.iter().filter_map(|(id, p)| Some((id, settled(p)?, settled(of_y.get(id)?)?)));
+        all.filter(|(_, now, was)| *now == to && *was != to).map(|(id, ..)| id.clone()).collect::<Vec<_>>()
+    };
+    let (gained, lost) = (turned(true), turned(false));
+    Some(Flips { row: row.to_owned(), dataset: dataset.to_owned(), gained, lost })
+}
+
+/// What is shown of a row: the first question that turned right, the first that turned wrong, and the data set's first.
 fn examples(dataset: &str, row: &str, after: &[&Evaluation<'_>], before: &[&Evaluation<'_>]) -> Vec<Example> {
     let Some((x, y)) = matched(after, before).into_iter().next() else { return Vec::new() };
     let (Some(of_x), Some(of_y)) = (x.answers.get(dataset), y.answers.get(dataset)) else { return Vec::new() };
-    let flipped = |gained: bool| {
-        let (right, wrong) = if gained { (of_x, of_y) } else { (of_y, of_x) };
-        let ids = of_x.keys().filter(move |id| {
-            let is = |side: &BTreeMap<String, _>, share: f64| {
-                side.get(*id).is_some_and(|answer: &super::records::Answer| answer.share() == share)
-            };
-            is(right, 1.0) && is(wrong, 0.0)
-        });
-        ids.take(EXAMPLES).filter_map(move |id| {
-            let (p, q) = (&of_x[id], of_y.get(id)?);
-            Some(Example {
-                row: row.to_owned(),
-                dataset: dataset.to_owned(),
-                id: id.clone(),
-                prompt: p.prompt.clone(),
-                gold: p.gold.clone(),
-                before: q.text.clone(),
-                after: p.text.clone(),
-                gained,
-            })
+    let mut ids: Vec<&String> = Vec::new();
+    if let Some(found) = flips(dataset, row, after, before) {
+        for id in found.gained.iter().take(EXAMPLES).chain(found.lost.iter().take(EXAMPLES)) {
+            ids.extend(of_x.get_key_value(id).map(|(id, _)| id));
+        }
+    }
+    let first = of_x.iter().find(|(id, p)| settled(p).is_some() && of_y.get(*id).is_some_and(|q| settled(q).is_some()));
+    ids.extend(first.map(|(id, _)| id).filter(|id| !ids.contains(id)));
+    let example = |id: &String| {
+        let (p, q) = (&of_x[id], of_y.get(id)?);
+        Some(Example {
+            row: row.to_owned(),
+            dataset: dataset.to_owned(),
+            id: id.clone(),
+            prompt: p.prompt.clone(),
+            gold: p.gold.clone(),
+            before: q.text.clone(),
+            after: p.text.clone(),
+            was_right: settled(q)?,
+            is_right: settled(p)?,
         })
     };
-    flipped(true).chain(flipped(false)).collect()
+    ids.into_iter().filter_map(example).collect()
 }

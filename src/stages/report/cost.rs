@@ -32,6 +32,12 @@ pub(super) fn read(latest: &[Vec<Artifact>], all: &[Vec<Artifact>]) -> Result<(C
     let every: BTreeMap<&str, f64> =
         all.iter().flatten().map(|a| (a.meta.fingerprint.as_str(), a.meta.provenance.wall_seconds)).collect();
     cost.all_seconds = (!every.is_empty()).then(|| every.values().sum());
+    let mut seen = BTreeMap::new();
+    for artifact in all.iter().flatten() {
+        if seen.insert(artifact.meta.fingerprint.as_str(), ()).is_none() {
+            *cost.phases.entry(artifact.meta.kind.name()).or_default() += artifact.meta.provenance.wall_seconds;
+        }
+    }
     rates(&mut cost, &runs);
     let mut curves = BTreeMap::new();
     for metric in crate::report::curve_metrics() {

@@ -8,7 +8,7 @@ use super::lineage::{Lineage, Place, Settings, differences, factors, joined, sha
 use super::records::{self, Answers};
 use super::{Config, provenance};
 use crate::eval::{SetSummary, Summary, files, stats};
-use crate::report::{Cell, Data, Failure, Paper, Row, Setting, Trained, paper_method};
+use crate::report::{Cell, Data, Failure, Paper, PointFigure, Row, Setting, Trained, paper_method};
 use crate::stages::{Context, Input, Kind};
 use crate::store::Artifact;
 use crate::{Error, Result};
@@ -129,6 +129,7 @@ pub(super) fn gather(context: &Context<'_>, config: &Config) -> Result<Data> {
     for row in 0..gathered.rows.len() {
         data.rows.push(fill_row(&gathered, row, &inputs, &data)?);
     }
+    data.evaluations = point_figures(&gathered);
     baseline(&mut data, &gathered);
     compare(&mut data, &gathered)?;
     provenance::fill(&mut data, &gathered);
@@ -235,8 +236,40 @@ fn datasets(data: &mut Data, gathered: &Gathered<'_>) {
     data.settings.sort_by_key(|s| data.datasets.iter().position(|d| *d == s.dataset));
 }
 
+/// Every evaluation of every row by itself.
+fn point_figures(gathered: &Gathered<'_>) -> Vec<PointFigure> {
+    let mut out = Vec::new();
+    for (index, row) in gathered.rows.iter().enumerate() {
+        for (stage, evaluation) in
+            gathered.stages.iter().flat_map(|s| gathered.of(index, s).into_iter().map(move |e| (s, e)))
+        {
+            let point: Vec<String> = evaluation.input.point.iter().map(|(a, l)| format!("{a}={l}")).collect();
+            for set in &evaluation.summary.sets {
+                let answers = evaluation.answers.get(&set.data).into_iter().flatten();
+                out.push(PointFigure {
+                    row: row.label.clone(),
+                    stage: stage.clone(),
+                    point: point.join(","),
+                    dataset: set.data.clone(),
+                    questions: set.n,
+                    samples: set.samples,
+                    accuracy: set.accuracy,
+                    low: set.interval.low,
+                    high: set.interval.high,
+                    truncated: set.truncated,
+                    no_answer: set.no_answer,
+                    mean_tokens: set.mean_tokens,
+                    answers: answers.map(|(id, a)| (id.clone(), a.correct, a.samples)).collect(),
+                });
+            }
+        }
+    }
+    out
+}
+
 fn fill_row(gathered: &Gathered<'_>, index: usize, inputs: &[&Input], data: &Data) -> Result<Row> {
-    let mut row = Row { label: gathered.rows[index].label.clone(), ..Row::default() };
+    let RowPoint { label, point } = gathered.rows[index].clone();
+    let mut row = Row { label, point, ..Row::default() };
     row.failed = inputs.iter().filter(|i| i.artifact.is_err() && belongs(i, &gathered.rows[index])).count();
     for stage in &gathered.stages {
         let own = gathered.of(index, stage);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::gather::Gathered;
-use crate::report::{Data, Made};
+use crate::report::{Data, Graph, Made, Node};
 use crate::stages::Kind;
 use crate::store::Artifact;
 
@@ -13,6 +13,7 @@ pub(super) fn fill(data: &mut Data, gathered: &Gathered<'_>) {
     for artifact in gathered.evaluations.iter().flat_map(|e| &e.lineage.all) {
         all.entry(&artifact.meta.fingerprint).or_insert(artifact);
     }
+    data.graph = graph(&all);
     data.provenance = all.values().map(|a| made(a)).collect();
     let order = |m: &Made| (Kind::ALL.iter().position(|k| k.name() == m.kind), m.instance.clone());
     data.provenance.sort_by_key(order);
@@ -56,6 +57,41 @@ pub(super) fn fill(data: &mut Data, gathered: &Gathered<'_>) {
     }
     data.devices = if threads.len() == 1 && devices.len() == 1 { threads } else { devices }.into_iter().collect();
     data.warnings.extend(warnings);
+}
+
+/// The stages of the artifacts, with an arrow where one read another's.
+fn graph(all: &BTreeMap<&str, &Artifact>) -> Graph {
+    let stage = |a: &Artifact| {
+        let instance = a.meta.provenance.instance.split('@').next().unwrap_or_default();
+        if instance.is_empty() { a.meta.kind.name().to_owned() } else { instance.to_owned() }
+    };
+    let mut graph = Graph::default();
+    let mut place = BTreeMap::new();
+    let mut sorted: Vec<&&Artifact> = all.values().collect();
+    sorted.sort_by_key(|a| (a.meta.kind, stage(a)));
+    for artifact in sorted {
+        let (name, kind) = (stage(artifact), artifact.meta.kind.name());
+        let known = graph.nodes.iter().position(|n| n.stage == name && n.kind == kind);
+        let index = known.unwrap_or_else(|| {
+            graph.nodes.push(Node { stage: name, kind: kind.to_owned(), count: 0, seconds: 0.0 });
+            graph.nodes.len() - 1
+        });
+        graph.nodes[index].count += 1;
+        graph.nodes[index].seconds += artifact.meta.provenance.wall_seconds;
+        place.insert(artifact.meta.fingerprint.as_str(), index);
+    }
+    for artifact in all.values() {
+        for input in artifact.meta.inputs.values() {
+            if let (Some(&from), Some(&to)) = (place.get(input.as_str()), place.get(artifact.meta.fingerprint.as_str()))
+                && from != to
+                && !graph.edges.contains(&(from, to))
+            {
+                graph.edges.push((from, to));
+            }
+        }
+    }
+    graph.edges.sort_unstable();
+    graph
 }
 
 fn made(artifact: &Artifact) -> Made {
