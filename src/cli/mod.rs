@@ -30,10 +30,16 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::Error;
+use crate::engine::Device;
+use crate::engine::cuda::device;
 
 #[derive(Debug, Parser)]
 #[command(name = "qerl", version, about, propagate_version = true, disable_help_subcommand = true)]
 struct Cli {
+    /// What engines compute on: `auto` (the GPU with most free memory, else the CPU), `cpu` or `cuda:N`; only commands
+    /// that load a model look at it
+    #[arg(long, global = true, value_name = "DEVICE", env = "QERL_DEVICE", hide_env_values = true)]
+    device: Option<Device>,
     #[command(subcommand)]
     command: Command,
 }
@@ -67,6 +73,9 @@ enum Command {
 /// Parses, runs, prints an error with its hint, and gives the exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Some(device) = cli.device {
+        device::choose(device);
+    }
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Lock(args) => lock::run(&args),
