@@ -29,10 +29,16 @@ extern "C" __global__ void decode_slots(int *slots, const int *positions, const 
     slots[row] = at < 0 ? -1 : tables[(i64)row * width + at / size] * size + at % size;
 }
 
+// As in sample.cu.
+struct Ask {
+    unsigned long long seed;
+    float temperature, top_p, min_p;
+    int top_k, position, pad;
+};
 // After a step: every running row is one token further.
-extern "C" __global__ void decode_advance(int *positions, int rows) {
+extern "C" __global__ void decode_advance(int *positions, Ask *asks, int rows) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row < rows && positions[row] >= 0) positions[row]++;
+    if (row < rows && positions[row] >= 0) positions[row]++, asks[row].position++;
 }
 
 // Copies page pairs[2 b] to pairs[2 b + 1] in every layer's keys and values: `parts` arrays of `stride` elements, a page

@@ -47,9 +47,3 @@ static __device__ const float NF4[16] = {-1.0f,        -0.6961928f,  -0.52507305
 extern "C" __global__ void dequantize_nf4(act *out, const u8 *codes, const float *absmax, i64 n) {
     EACH(i, n) narrow(NF4[codes[i / 2] >> (i % 2 ? 0 : 4) & 15] * absmax[i / 64], out[i]);
 }
-extern "C" __global__ void dequantize_bf16(act *out, const bf16_bits *w, i64 n) {
-    EACH(i, n) narrow(widen(w[i]), out[i]);
-}
-extern "C" __global__ void dequantize_f32(act *out, const float *w, i64 n) {
-    EACH(i, n) narrow(w[i], out[i]);
-}

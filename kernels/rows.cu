@@ -124,7 +124,7 @@ extern "C" __global__ void rope(act *x, i64 ld, const float *cosines, const floa
     i64 n = (i64)rows * heads * half;
     EACH(i, n) {
         int c = i % half, head = i / half % heads;
-        i64 row = i / ((i64)half * heads), at = (i64)positions[row] * half + c;
+        i64 row = i / ((i64)half * heads), at = (i64)max(positions[row], 0) * half + c;
         act *p = x + row * ld + (i64)head * 2 * half;
         float low = widen(p[c]), high = widen(p[c + half]), cosine = cosines[at], sine = sines[at] * sign;
         narrow(low * cosine - high * sine, p[c]);
@@ -175,10 +175,6 @@ extern "C" __global__ void add_floats(float *y, const float *x, i64 n) {
 
 // out [count, width] = rows `at` of x. A block per row.
 extern "C" __global__ void gather(act *out, const act *x, const int *at, int width) {
-    i64 from = (i64)at[blockIdx.x] * width, to = (i64)blockIdx.x * width;
-    for (int c = threadIdx.x; c < width; c += blockDim.x) out[to + c] = x[from + c];
-}
-extern "C" __global__ void gather_floats(float *out, const float *x, const int *at, int width) {
     i64 from = (i64)at[blockIdx.x] * width, to = (i64)blockIdx.x * width;
     for (int c = threadIdx.x; c < width; c += blockDim.x) out[to + c] = x[from + c];
 }

@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand; data to stdout, talk to stderr, exit codes 0, 1, 2.
 
 mod bar;
+mod bench;
 mod cache;
 mod chat;
 mod completions;
@@ -64,6 +65,7 @@ enum Command {
     Eval(Box<eval::Args>),
     Grade(grade::Args),
     // Around it.
+    Bench(bench::Args),
     Doctor(doctor::Args),
     Selftest(selftest::Args),
     Schema(schema::Args),
@@ -86,6 +88,7 @@ pub fn main() -> ExitCode {
         Command::Cache(args) => cache::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Path(args) => path::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),

@@ -57,6 +57,7 @@ impl<'a> Net<'a> {
             gpu: self.gpu,
             parameters: self.parameters,
             scratch: self.weights.scratch.ptr(),
+            few: self.weights.few.ptr(),
             adapter: self.adapter,
         }
     }

@@ -9,7 +9,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaModule, CudaStream, DriverError, result, sys};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DeviceRepr, DriverError, PinnedHostSlice,
+    ValidAsZeroBits, result, sys,
+};
 use cudarc::nvrtc::Ptx;
 
 use super::compile::{Width, cached};
@@ -192,7 +195,6 @@ pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     functions: HashMap<&'static str, CudaFunction>,
-    modules: Vec<Arc<CudaModule>>,
     width: Width,
     meter: Arc<Meter>,
     blas: Option<CublasLt>,
@@ -204,15 +206,44 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// Every kernel by name; a launch of any other is a bug that the first test of it shows.
-const KERNELS: &[&str] = &[
-    "embed", "row_norm", "head_norm", "norm_backward", "head_norm_backward", "norm_weight_sums", "head_norm_weight_sums",
-    "column_sums", "add_partial", "rope", "silu_mul", "silu_mul_backward", "add_act", "add_bias", "to_act",
-    "add_floats", "gather", "gather_floats", "scatter", "embedding_backward", "gemm_aaa", "gemm_aaf", "gemm_afa",
-    "gemm_aff", "gemm_faa", "gemm_faf", "gemm_ffa", "gemm_fff", "attention_forward", "attention_delta",
-    "attention_backward_q", "attention_backward_kv", "score", "score_backward", "sample", "cache_write", "decode_slots",
-    "decode_advance", "copy_pages", "decode_attention", "dequantize_nvfp4", "dequantize_mxfp4", "dequantize_nf4",
-    "dequantize_bf16", "dequantize_f32", "square_sums", "adamw",
+/// Every kernel, by the unit that holds it.
+const KERNELS: &[(&str, &[&str])] = &[
+    (
+        "rows.cu",
+        &[
+            "embed",
+            "row_norm",
+            "head_norm",
+            "norm_backward",
+            "head_norm_backward",
+            "norm_weight_sums",
+            "head_norm_weight_sums",
+            "column_sums",
+            "add_partial",
+            "rope",
+            "silu_mul",
+            "silu_mul_backward",
+            "add_act",
+            "add_bias",
+            "to_act",
+            "add_floats",
+            "gather",
+            "scatter",
+            "embedding_backward",
+        ],
+    ),
+    (
+        "gemm.cu",
+        &["gemm_aaa", "gemm_aaf", "gemm_afa", "gemm_aff", "gemm_faa", "gemm_faf", "gemm_ffa", "gemm_fff"],
+    ),
+    ("attention.cu", &["attention_forward"]),
+    ("attention_backward.cu", &["attention_delta", "attention_backward_q", "attention_backward_kv"]),
+    ("head.cu", &["score", "score_backward"]),
+    ("sample.cu", &["sample"]),
+    ("decode.cu", &["cache_write", "decode_slots", "decode_advance", "copy_pages", "decode_attention"]),
+    ("dequantize.cu", &["dequantize_nvfp4", "dequantize_mxfp4", "dequantize_nf4"]),
+    ("optimizer.cu", &["square_sums", "adamw"]),
+    ("fill.cu", &["fill_bits", "fill_bytes", "fill_act", "fill_floats"]),
 ];
 
 pub(super) fn device_error(what: &str, error: DriverError) -> Error {
@@ -248,7 +279,6 @@ impl Gpu {
             context,
             stream,
             functions: HashMap::new(),
-            modules: Vec::new(),
             width,
             meter: Arc::new(Meter::default()),
             blas: None,
@@ -272,14 +302,17 @@ impl Gpu {
         for (unit, code) in units.iter().zip(codes) {
             let what = format!("load {}", unit.name);
             let module = self.context.load_module(Ptx::from_binary(code?)).map_err(|e| device_error(&what, e))?;
-            self.modules.push(module);
-        }
-        for &name in KERNELS {
-            let found = self.modules.iter().find_map(|module| module.load_function(name).ok());
-            let function = found.ok_or_else(|| Error::failed(format!("there is no kernel {name} for {target}")))?;
-            self.functions.insert(name, function);
+            for &name in KERNELS.iter().filter(|(file, _)| *file == unit.name).flat_map(|(_, names)| *names) {
+                let what = format!("find the kernel {name}");
+                let function = module.load_function(name).map_err(|e| device_error(&what, e))?;
+                self.functions.insert(name, function);
+            }
         }
         Ok(())
+    }
+
+    pub fn name(&self) -> Result<String> {
+        self.context.name().map_err(|e| device_error("ask a GPU for its name", e))
     }
 
     pub fn width(&self) -> Width {
@@ -454,6 +487,67 @@ impl Gpu {
         outcome?;
         let graph = graph.map_err(|e| device_error("record a graph", e))?;
         graph.map(Graph).ok_or_else(|| Error::failed("a recorded graph is empty"))
+    }
+}
+
+/// Page-locked memory that copies from the device land in without anybody waiting.
+pub struct Landing<T> {
+    memory: PinnedHostSlice<T>,
+    arrived: Option<(CudaEvent, usize)>,
+}
+
+impl<T> fmt::Debug for Landing<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Landing")
+    }
+}
+
+impl Gpu {
+    /// Room for `n` values.
+    pub fn landing<T: Plain + DeviceRepr + ValidAsZeroBits>(&self, n: usize) -> Result<Landing<T>> {
+        // SAFETY: only what a copy has written is read. Flag 0: memory that the CPU reads fast.
+        let memory = unsafe { self.context.alloc_pinned_with_flags(n, 0) }
+            .map_err(|e| device_error("get page-locked memory", e))?;
+        Ok(Landing { memory, arrived: None })
+    }
+
+    /// Whether graphs may be recorded.
+    pub fn records(&self) -> bool {
+        !debug_each()
+    }
+}
+
+impl<T: Plain + DeviceRepr + ValidAsZeroBits> Landing<T> {
+    /// Starts a copy of `n` values; what was sent before must have been waited for.
+    pub fn send(&mut self, gpu: &Gpu, from: Ptr, n: usize) -> Result<()> {
+        let memory = self.memory.as_mut_ptr().map_err(|e| device_error("use page-locked memory", e))?;
+        let n = n.min(self.memory.len());
+        // SAFETY: the memory holds `n` values and lives until the copy is waited for or the stream is gone.
+        unsafe {
+            let out = std::slice::from_raw_parts_mut(memory, n);
+            result::memcpy_dtoh_async(out, from.0, gpu.stream.cu_stream())
+        }
+        .map_err(|e| device_error("copy from the GPU", e))?;
+        let event = gpu.stream.record_event(None).map_err(|e| device_error("mark a copy", e))?;
+        self.arrived = Some((event, n));
+        Ok(())
+    }
+
+    /// Waits for the copy and gives its values.
+    pub fn wait(&self) -> Result<Vec<T>> {
+        let Some((event, n)) = &self.arrived else { return Ok(Vec::new()) };
+        event.synchronize().map_err(|e| device_error("finish the GPU's work", e))?;
+        let all = self.memory.as_slice().map_err(|e| device_error("use page-locked memory", e))?;
+        Ok(all[..*n].to_vec())
+    }
+}
+
+impl<T> Drop for Landing<T> {
+    fn drop(&mut self) {
+        // A copy on its way must not land in freed memory.
+        if let Some((event, _)) = &self.arrived {
+            let _ = event.synchronize();
+        }
     }
 }
 

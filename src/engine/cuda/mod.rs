@@ -36,6 +36,7 @@ use super::{
 };
 use crate::control::Cancel;
 use crate::model::{Adapter, Checkpoint, ModelConfig};
+use crate::quant::Format;
 use crate::{Error, Result};
 
 /// Tokens of a scoring pass.
@@ -86,6 +87,8 @@ pub struct CudaEngine {
     tape: Option<Tape>,
     options: Options,
     memory: Memory,
+    /// Of the device memory, over what the meter was reset for.
+    peak: u64,
     gpu: Gpu,
 }
 
@@ -124,8 +127,39 @@ impl CudaEngine {
         let gpu = Gpu::open(ordinal, options.width)?;
         let mut arena = Arena::default();
         let weights = Weights::read(&gpu, &base, adapter.as_ref(), trainable, &mut arena)?;
+        let origin = model.to_owned();
+        Self::assemble(gpu, base.config.clone(), weights, arena, trainable, origin, options)
+    }
+
+    /// Random weights of a model's shape, made on the device, with a random adapter of `rank` on every projection: for
+    /// measurements.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub fn random(
+        config: &ModelConfig,
+        format: Format,
+        rank: usize,
+        trainable: Trainable,
+        ordinal: usize,
+        options: Options,
+    ) -> Result<Self> {
+        let gpu = Gpu::open(ordinal, options.width)?;
+        let mut arena = Arena::default();
+        let weights = Weights::random(&gpu, config, format, rank, trainable, &mut arena)?;
+        Self::assemble(gpu, config.clone(), weights, arena, trainable, PathBuf::new(), options)
+    }
+
+    fn assemble(
+        gpu: Gpu,
+        config: ModelConfig,
+        weights: Weights,
+        arena: Arena,
+        trainable: Trainable,
+        origin: PathBuf,
+        options: Options,
+    ) -> Result<Self> {
         let parameters = Parameters::new(&gpu, arena)?;
-        let config = base.config.clone();
         let memory = Memory { weights: weights.bytes(), ..Memory::default() };
         gpu.meter().reset_peak();
         Ok(Self {
@@ -138,13 +172,30 @@ impl CudaEngine {
             adapter_enabled: true,
             noise: None,
             norms: None,
-            origin: model.to_owned(),
+            origin,
             frozen: None,
             tape: None,
             options,
             memory,
+            peak: 0,
             gpu,
         })
+    }
+
+    /// The most bytes of the device that this engine held since it was loaded or asked, as its allocator counts them.
+    pub fn take_peak(&mut self) -> u64 {
+        let peak = self.peak.max(self.gpu.meter().peak());
+        self.peak = 0;
+        self.gpu.meter().reset_peak();
+        peak
+    }
+
+    /// The device's name.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    pub fn device_name(&self) -> Result<String> {
+        self.gpu.name()
     }
 
     /// Makes everything that a pass reads ready: cos and sin up to `positions`, the norms, the reference policy.
@@ -213,7 +264,8 @@ impl CudaEngine {
         self.memory.activations_peak = self.memory.activations_peak.max(peak);
     }
 
-    fn mark(&self) -> u64 {
+    fn mark(&mut self) -> u64 {
+        self.peak = self.peak.max(self.gpu.meter().peak());
         self.gpu.meter().reset_peak();
         self.gpu.meter().now()
     }

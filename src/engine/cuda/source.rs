@@ -48,7 +48,7 @@ macro_rules! headers {
 
 sources![
     Any "rows", Any "gemm", Any "attention", Any "attention_backward", Any "head", Any "sample", Any "decode",
-    Any "dequantize", Any "optimizer",
+    Any "dequantize", Any "optimizer", Any "fill",
 ];
 headers!["act.cuh"];
 

@@ -1,5 +1,7 @@
 //! The model's weights on the device, packed as they come, and where the trained ones lie in the arena.
 
+mod random;
+
 use std::ops::Range;
 
 use super::compile::Width;
@@ -141,8 +143,13 @@ pub struct Around<'a> {
     pub parameters: &'a Parameters,
     /// Room for one group's weights as activations.
     pub scratch: Ptr,
+    /// Room for `x A^T` of up to [`FEW`] rows, so that decoding allocates nothing.
+    pub few: Ptr,
     pub adapter: bool,
 }
+
+/// Rows of x up to which products with A use the room that is kept for it.
+const FEW: usize = 256;
 
 /// Rows of a chunk of column sums.
 const CHUNK: usize = 256;
@@ -199,17 +206,9 @@ impl Group {
     }
 
     /// `t = x A^T` `[m, columns]`.
-    fn down(&self, around: Around<'_>, a: Operand, columns: usize, x: Ptr, m: usize) -> Result<Buffer> {
-        let t = around.gpu.alloc_act(m * columns)?;
-        around.gpu.gemm(
-            [m, columns, self.k],
-            1.0,
-            Operand::act(x, self.k),
-            a.t(),
-            0.0,
-            Operand::act(t.ptr(), columns),
-        )?;
-        Ok(t)
+    fn down(&self, around: Around<'_>, a: Operand, columns: usize, x: Ptr, m: usize, t: Ptr) -> Result<()> {
+        let (x, t) = (Operand::act(x, self.k), Operand::act(t, columns));
+        around.gpu.gemm([m, columns, self.k], 1.0, x, a.t(), 0.0, t)
     }
 
     /// `y[m, n] = x W^T + b + scale * (x A^T) B^T` for `m` rows of x `[m, k]`.
@@ -232,7 +231,9 @@ impl Group {
             )?;
         }
         let Some((a, columns)) = self.a(around) else { return Ok(()) };
-        let t = self.down(around, a, columns, x, m)?;
+        let own = if m > FEW { Some(gpu.alloc_act(m * columns)?) } else { None };
+        let t = own.as_ref().map_or(around.few, Buffer::ptr);
+        self.down(around, a, columns, x, m, t)?;
         for linear in &self.linears {
             let Some((b, column)) = linear.lora else { continue };
             let part = Operand::act(t.at(gpu.act(column)), columns);
@@ -267,7 +268,10 @@ impl Group {
         }
         let Some((a, columns)) = self.a(around) else { return Ok(()) };
         let rank = self.rank;
-        let t = if self.lora_trained { Some(self.down(around, a, columns, x, m)?) } else { None };
+        let t = if self.lora_trained { Some(gpu.alloc_act(m * columns)?) } else { None };
+        if let Some(t) = &t {
+            self.down(around, a, columns, x, m, t.ptr())?;
+        }
         let dt = gpu.zeros(gpu.act(m * columns))?;
         for linear in &self.linears {
             let Some((b, column)) = linear.lora else { continue };
@@ -291,22 +295,16 @@ impl Group {
 /// Embedding or head `[n, k]`.
 #[derive(Debug)]
 pub enum Table {
-    Frozen { data: Buffer, n: usize, k: usize },
-    Trained { at: usize, n: usize, k: usize },
+    Frozen { data: Buffer, k: usize },
+    Trained { at: usize, k: usize },
 }
 
 impl Table {
-    pub fn shape(&self) -> (usize, usize) {
-        match *self {
-            Self::Frozen { n, k, .. } | Self::Trained { n, k, .. } => (n, k),
-        }
-    }
-
     /// As activations.
     pub fn operand(&self, parameters: &Parameters) -> Operand {
         match self {
-            Self::Frozen { data, k, .. } => Operand::act(data.ptr(), *k),
-            Self::Trained { at, k, .. } => Operand::act(parameters.act(*at), *k),
+            Self::Frozen { data, k } => Operand::act(data.ptr(), *k),
+            Self::Trained { at, k } => Operand::act(parameters.act(*at), *k),
         }
     }
 
@@ -350,6 +348,7 @@ pub struct Weights {
     pub norms: Vec<f32>,
     pub final_norm: Vector,
     pub scratch: Buffer,
+    pub few: Buffer,
 }
 
 impl Weights {
@@ -379,9 +378,23 @@ impl Weights {
         let final_norm = reader.vector(names::FINAL_NORM)?;
         let head = base.head()?.map(|head| reader.table(names::HEAD, &head)).transpose()?;
         let norms = reader.norms;
+        Self::assemble(gpu, embedding, head, layers, norms, final_norm)
+    }
+
+    fn assemble(
+        gpu: &Gpu,
+        embedding: Table,
+        head: Option<Table>,
+        layers: Vec<Layer>,
+        norms: Vec<f32>,
+        final_norm: Vector,
+    ) -> Result<Self> {
         let groups = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
         let most = groups.map(Group::scratch).max().unwrap_or(0);
-        Ok(Self { embedding, head, layers, norms, final_norm, scratch: gpu.alloc_act(most)? })
+        let groups = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
+        let columns = groups.filter_map(|g| g.a).map(|(_, columns)| columns).max().unwrap_or(0);
+        let (scratch, few) = (gpu.alloc_act(most)?, gpu.alloc_act(FEW * columns)?);
+        Ok(Self { embedding, head, layers, norms, final_norm, scratch, few })
     }
 }
 
@@ -415,11 +428,11 @@ impl Reader<'_> {
         let [n, k] = stored.shape;
         if self.all() {
             let at = self.arena.push(name.to_owned(), vec![n, k], &stored.dequantize(), true);
-            return Ok(Table::Trained { at, n, k });
+            return Ok(Table::Trained { at, k });
         }
         let data = self.gpu.alloc_act(n * k)?;
         self.write_dense(data.ptr(), stored)?;
-        Ok(Table::Frozen { data, n, k })
+        Ok(Table::Frozen { data, k })
     }
 
     fn vector(&mut self, name: &str) -> Result<Vector> {

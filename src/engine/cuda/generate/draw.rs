@@ -31,6 +31,10 @@ pub struct Drawn {
 }
 // SAFETY: two numbers (8 bytes).
 unsafe impl Plain for Drawn {}
+// SAFETY: as above.
+unsafe impl cudarc::driver::DeviceRepr for Drawn {}
+// SAFETY: zero is a token and a log-prob.
+unsafe impl cudarc::driver::ValidAsZeroBits for Drawn {}
 
 impl Ask {
     pub fn new(sampling: &Sampling, seed: u64, position: usize) -> Self {
@@ -46,7 +50,7 @@ impl Ask {
     }
 
     /// Whether only a part of the vocabulary may be drawn.
-    fn is_filtered(&self) -> bool {
+    pub fn is_filtered(&self) -> bool {
         self.temperature > 0.0 && (self.top_k != 0 || self.top_p < 1.0 || self.min_p > 0.0)
     }
 
@@ -106,6 +110,10 @@ pub fn draw(net: &Net<'_>, logits: &Buffer, asks: &[Ask]) -> Result<Vec<Draw>> {
 }
 
 impl Drawn {
+    pub fn from_draw(draw: &Draw) -> Self {
+        Self { token: draw.token as i32, log_prob: draw.log_prob }
+    }
+
     /// # Errors
     /// Where the logits were not finite.
     pub fn finished(&self) -> Result<Draw> {

@@ -7,13 +7,14 @@
 mod draw;
 mod pages;
 mod prefill;
+mod rows;
 mod step;
 
 use std::collections::{HashMap, VecDeque};
 
 use draw::Ask;
 use pages::{Pages, page_bytes, pages_of};
-use step::Step;
+use rows::{RowState, Rows};
 
 use super::block::Net;
 use super::gpu::Buffer;
@@ -49,6 +50,8 @@ struct Sequence {
     /// Its pages; the first `shared` belong to the group.
     table: Vec<u32>,
     shared: usize,
+    /// Its last token is on its way.
+    idle: bool,
 }
 
 /// The completions, and the most bytes that keys and values took.
@@ -85,11 +88,14 @@ struct Run<'a> {
     requests: &'a [Request],
     eos: &'a [u32],
     /// `None` where nothing is to be generated.
+    rows: Option<Rows>,
     pages: Option<Pages>,
-    step: Option<Step>,
     groups: Vec<Group<'a>>,
     waiting: VecDeque<Sequence>,
-    active: Vec<Sequence>,
+    /// By row of the step, from the oldest to the youngest; `None` where one has finished.
+    active: Vec<Option<Sequence>>,
+    /// Whether the rows have to be set anew.
+    moved: bool,
     done: Vec<Option<Completion>>,
     drawn: usize,
 }
@@ -124,15 +130,16 @@ impl<'a> Run<'a> {
             }
             groups[group].unfinished += 1;
             let (tokens, log_probs, table) = (vec![], vec![], vec![]);
-            waiting.push_back(Sequence { request, group, limit, tokens, log_probs, table, shared: 0 });
+            waiting.push_back(Sequence { request, group, limit, tokens, log_probs, table, shared: 0, idle: false });
         }
-        let (mut pages, mut step) = (None, None);
+        let (mut pages, mut rows) = (None, None);
         if !waiting.is_empty() {
             let longest = waiting.iter().map(|s| groups[s.group].prompt.len() + s.limit).max().unwrap_or(0);
             pages = Some(room(net, &groups, &waiting, longest, kv_budget)?);
-            step = Some(Step::new(net, waiting.len().min(MAX_ACTIVE), pages_of(longest))?);
+            rows = Some(Rows::new(net, waiting.len().min(MAX_ACTIVE), pages_of(longest))?);
         }
-        Ok(Self { net, requests, eos, pages, step, groups, waiting, active: Vec::new(), done, drawn: 0 })
+        let (active, moved, drawn) = (Vec::new(), false, 0);
+        Ok(Self { net, requests, eos, rows, pages, groups, waiting, active, moved, done, drawn })
     }
 
     fn finished(&self) -> usize {
@@ -143,59 +150,82 @@ impl<'a> Run<'a> {
         self.pages.as_mut().ok_or_else(|| Error::failed("generation has no cache"))
     }
 
+    fn rows(&mut self) -> Result<&mut Rows> {
+        self.rows.as_mut().ok_or_else(|| Error::failed("generation has no rows"))
+    }
+
+    fn live(&self) -> usize {
+        self.active.iter().flatten().count()
+    }
+
+    /// Pages that a waiting sequence starts with, its prompt's included where `known` is false.
+    fn need(&self, sequence: &Sequence, known: bool) -> usize {
+        let prompt = self.groups[sequence.group].prompt.len();
+        match (sequence.tokens.is_empty(), known) {
+            (false, _) => pages_of(prompt + sequence.tokens.len() + 1),
+            (true, true) => 1,
+            (true, false) => pages_of(prompt) + 1,
+        }
+    }
+
+    /// Whether the next waiting sequence has room. A page for each running one stays free, so that they do not have to
+    /// stop at once.
+    fn has_room(&self, running: usize, prompts: &[usize]) -> bool {
+        let (Some(next), Some(pages), Some(rows)) = (self.waiting.front(), &self.pages, &self.rows) else {
+            return false;
+        };
+        let known = self.groups[next.group].ready.is_some() || prompts.contains(&next.group);
+        running < rows.capacity() && pages.free() >= self.need(next, known) + running
+    }
+
     /// Starts waiting sequences while there is room: their prompts are computed and their first tokens drawn.
     fn start(&mut self) -> Result<()> {
-        let capacity = self.step.as_ref().map_or(0, |step| step.rows);
+        let live = self.live();
+        if self.waiting.is_empty() || (live > 0 && !self.has_room(live, &[])) {
+            return Ok(());
+        }
+        self.drain()?;
+        let live = self.live();
         let (mut fresh, mut prompts, mut tokens) = (Vec::new(), Vec::new(), 0);
-        while self.active.len() + fresh.len() < capacity && tokens < PREFILL {
+        while tokens < PREFILL {
             let Some(next) = self.waiting.front() else { break };
             let group = next.group;
-            let prompt = self.groups[group].prompt.len();
-            let resumed = !next.tokens.is_empty();
             let known = self.groups[group].ready.is_some() || prompts.contains(&group);
-            let need = match (resumed, known) {
-                (true, _) => pages_of(prompt + next.tokens.len() + 1),
-                (false, true) => 1,
-                (false, false) => pages_of(prompt) + 1,
-            };
-            // A page for each running sequence stays free, so that they do not have to stop at once.
-            let (reserve, in_use) = (self.active.len() + fresh.len(), self.groups.len());
-            let first = self.active.is_empty() && fresh.is_empty();
-            if self.pages()?.free() < need + reserve {
-                if first && in_use > 0 && self.give_back_prompts(group)? {
-                    continue;
-                }
-                if !first {
+            let (need, resumed) = (self.need(next, known), !next.tokens.is_empty());
+            if !self.has_room(live + fresh.len(), &prompts) {
+                if live + fresh.len() > 0 {
                     break;
                 }
+                if self.pages()?.free() < need && self.give_back_prompts(group)? {
+                    continue;
+                }
             }
-            let Some(mut own) = self.pages()?.take_many(need) else {
-                return Err(Error::new(Kind::Device, "the cache has no room for a single sequence")
-                    .hint("ask for shorter completions or free memory on the GPU"));
-            };
+            let mut own = self.pages()?.take_many(need).ok_or_else(no_room)?;
             let Some(mut sequence) = self.waiting.pop_front() else { break };
+            let prompt = self.groups[group].prompt.len();
             if resumed {
                 tokens += prompt + sequence.tokens.len();
-                (sequence.table, sequence.shared) = (own, 0);
-            } else {
-                if !known {
-                    tokens += prompt;
-                    let last = own.split_off(own.len() - 1);
-                    let logits = self.net.gpu.alloc_floats(self.net.config.vocab_size)?;
-                    self.groups[group].ready = Some((std::mem::replace(&mut own, last), logits));
-                    prompts.push(group);
-                }
-                sequence.table = own;
+                sequence.shared = 0;
+            } else if !known {
+                tokens += prompt;
+                let last = own.split_off(own.len() - 1);
+                let logits = self.net.gpu.alloc_floats(self.net.config.vocab_size)?;
+                self.groups[group].ready = Some((std::mem::replace(&mut own, last), logits));
+                prompts.push(group);
             }
+            sequence.table = own;
             fresh.push(sequence);
         }
         if fresh.is_empty() {
             return Ok(());
         }
         let draws = self.prefill(&prompts, &mut fresh)?;
-        self.active.append(&mut fresh);
-        let from = self.active.len() - draws.len();
-        self.take(from, &draws);
+        self.active.retain(Option::is_some);
+        self.moved = true;
+        for (sequence, draw) in fresh.into_iter().zip(draws) {
+            self.active.push(Some(sequence));
+            self.take(self.active.len() - 1, draw)?;
+        }
         Ok(())
     }
 
@@ -203,7 +233,7 @@ impl<'a> Run<'a> {
     fn give_back_prompts(&mut self, keep: usize) -> Result<bool> {
         let mut freed = Vec::new();
         for (i, group) in self.groups.iter_mut().enumerate() {
-            let used = self.active.iter().any(|s| s.group == i && s.shared > 0);
+            let used = self.active.iter().flatten().any(|s| s.group == i && s.shared > 0);
             if i != keep && !used && let Some((pages, _)) = group.ready.take() {
                 freed.extend(pages);
             }
@@ -213,32 +243,73 @@ impl<'a> Run<'a> {
         Ok(any)
     }
 
-    /// Feeds the last token of every running sequence and draws the next.
+    /// Launches a step and takes the results of the one before.
     fn advance(&mut self) -> Result<()> {
         self.make_room()?;
-        let (Some(step), Some(pages)) = (&self.step, &self.pages) else { return Ok(()) };
-        let rows = self.active.len();
-        if rows == 0 {
+        self.set_rows()?;
+        let ahead = self.rows()?.in_flight();
+        let (Some(rows), Some(pages)) = (&mut self.rows, &self.pages) else { return Ok(()) };
+        let mut running = 0;
+        for (row, sequence) in self.active.iter_mut().enumerate() {
+            let Some(sequence) = sequence else { continue };
+            if sequence.tokens.len() + ahead >= sequence.limit && !sequence.idle {
+                sequence.idle = true;
+                rows.stop(self.net, row)?;
+            }
+            running += usize::from(!sequence.idle);
+        }
+        if running > 0 {
+            rows.launch(self.net, pages)?;
+        }
+        let flying = rows.in_flight();
+        if flying > 1 || (running == 0 && flying > 0) {
+            self.land()?;
+        }
+        if self.live() == 0 {
+            self.drain()?;
+            self.active.clear();
+        }
+        Ok(())
+    }
+
+    /// Sets the rows anew where sequences came, went to wait, or so many finished that fewer rows will do.
+    fn set_rows(&mut self) -> Result<()> {
+        let fewer = rows::bucket(self.live()) < self.rows()?.count();
+        if !(self.moved || fewer) {
             return Ok(());
         }
-        let mut tables = vec![0i32; rows * step.width];
-        let (mut tokens, mut positions, mut asks) = (vec![0i32; rows], vec![0i32; rows], Vec::with_capacity(rows));
-        for (row, sequence) in self.active.iter().enumerate() {
+        self.drain()?;
+        self.active.retain(Option::is_some);
+        let mut states = Vec::with_capacity(self.active.len());
+        for sequence in self.active.iter().flatten() {
             let prompt = self.groups[sequence.group].prompt.len();
-            tokens[row] = sequence.tokens.last().map_or(0, |&token| token as i32);
-            positions[row] = (prompt + sequence.tokens.len() - 1) as i32;
-            for (to, &page) in tables[row * step.width..].iter_mut().zip(&sequence.table) {
-                *to = page as i32;
-            }
-            asks.push(self.ask(sequence));
+            states.push(RowState {
+                token: sequence.tokens.last().copied().unwrap_or(0),
+                position: prompt + sequence.tokens.len() - 1,
+                table: sequence.table.clone(),
+                ask: self.ask(sequence),
+            });
         }
-        let gpu = self.net.gpu;
-        gpu.write(step.tokens.ptr(), &tokens)?;
-        gpu.write(step.positions.ptr(), &positions)?;
-        gpu.write(step.tables.ptr(), &tables)?;
-        step.run(self.net, pages, rows)?;
-        let draws = draw::draw(self.net, &step.logits, &asks)?;
-        self.take(0, &draws);
+        self.moved = false;
+        let net = self.net;
+        self.rows()?.set(net, &states)
+    }
+
+    /// Takes the results of every step on its way.
+    fn drain(&mut self) -> Result<()> {
+        while self.rows()?.in_flight() > 0 {
+            self.land()?;
+        }
+        Ok(())
+    }
+
+    fn land(&mut self) -> Result<()> {
+        let drawn = self.rows()?.land()?;
+        for row in 0..self.active.len() {
+            if self.active[row].is_some() {
+                self.take(row, rows::drawn(&drawn, row)?)?;
+            }
+        }
         Ok(())
     }
 
@@ -251,72 +322,85 @@ impl<'a> Run<'a> {
     fn make_room(&mut self) -> Result<()> {
         let mut row = 0;
         while row < self.active.len() {
-            let sequence = &self.active[row];
-            let positions = self.groups[sequence.group].prompt.len() + sequence.tokens.len();
-            if sequence.table.len() >= pages_of(positions) {
+            let ahead = self.rows()?.in_flight();
+            let Some(sequence) = &self.active[row] else {
+                row += 1;
+                continue;
+            };
+            // The step to come feeds the token at the last of these positions.
+            let known = (sequence.tokens.len() + ahead).min(sequence.limit);
+            let positions = self.groups[sequence.group].prompt.len() + known;
+            let at = sequence.table.len();
+            if at >= pages_of(positions) {
                 row += 1;
                 continue;
             }
             match self.pages()?.take() {
-                Some(page) => self.active[row].table.push(page),
-                None => self.stop_youngest(row)?,
+                Some(page) => {
+                    let net = self.net;
+                    if !self.moved {
+                        self.rows()?.set_page(net, row, at, page)?;
+                    }
+                    if let Some(sequence) = &mut self.active[row] {
+                        sequence.table.push(page);
+                    }
+                }
+                // What is on its way may end sequences.
+                None if ahead > 0 => self.drain()?,
+                None => self.stop_youngest()?,
             }
         }
         Ok(())
     }
 
-    /// Takes the pages of the youngest sequence back, of `row` itself where it is the youngest.
-    fn stop_youngest(&mut self, row: usize) -> Result<()> {
-        if self.active.len() == 1 && !self.give_back_prompts(usize::MAX)? {
-            return Err(Error::new(Kind::Device, "the cache has no room for a single sequence")
-                .hint("ask for shorter completions or free memory on the GPU"));
+    /// Lets the youngest sequence wait and takes its pages back.
+    fn stop_youngest(&mut self) -> Result<()> {
+        if self.live() <= 1 {
+            return if self.give_back_prompts(usize::MAX)? { Ok(()) } else { Err(no_room()) };
         }
-        if self.active.len() > 1 {
-            debug_assert!(row < self.active.len());
-            let Some(mut youngest) = self.active.pop() else { return Ok(()) };
-            self.release(&mut youngest)?;
-            self.waiting.push_front(youngest);
-        }
-        Ok(())
-    }
-
-    /// Gives back the pages that belong to `sequence` alone.
-    fn release(&mut self, sequence: &mut Sequence) -> Result<()> {
-        let own = sequence.table.split_off(sequence.shared);
-        sequence.table.clear();
-        sequence.shared = 0;
+        self.active.retain(Option::is_some);
+        self.moved = true;
+        let Some(mut youngest) = self.active.pop().flatten() else { return Ok(()) };
+        let own = youngest.table.split_off(youngest.shared);
+        youngest.table.clear();
+        (youngest.shared, youngest.idle) = (0, false);
         self.pages()?.give_back(own);
+        self.waiting.push_front(youngest);
         Ok(())
     }
 
-    /// Adds drawn tokens to the active sequences from `from` on, and retires the finished ones.
-    fn take(&mut self, from: usize, draws: &[Draw]) {
-        for (sequence, draw) in self.active[from..].iter_mut().zip(draws) {
-            sequence.tokens.push(draw.token);
-            sequence.log_probs.push(draw.log_prob);
+    /// Adds a drawn token to a row's sequence, and retires it where it has finished.
+    fn take(&mut self, row: usize, draw: Draw) -> Result<()> {
+        let Some(sequence) = &mut self.active[row] else { return Ok(()) };
+        sequence.tokens.push(draw.token);
+        sequence.log_probs.push(draw.log_prob);
+        self.drawn += 1;
+        let ended = self.eos.contains(&draw.token);
+        if !ended && sequence.tokens.len() < sequence.limit {
+            return Ok(());
         }
-        self.drawn += draws.len();
-        let mut running = Vec::with_capacity(self.active.len());
-        for mut sequence in std::mem::take(&mut self.active) {
-            let ended = sequence.tokens.last().is_some_and(|token| self.eos.contains(token));
-            if !ended && sequence.tokens.len() < sequence.limit {
-                running.push(sequence);
-                continue;
-            }
-            let own = sequence.table.split_off(sequence.shared);
-            let group = &mut self.groups[sequence.group];
-            group.unfinished -= 1;
-            let prompt = if group.unfinished == 0 { group.ready.take() } else { None };
-            if let Some(pages) = &mut self.pages {
-                pages.give_back(own);
-                pages.give_back(prompt.map_or(Vec::new(), |(pages, _)| pages));
-            }
-            let finish = if ended { Finish::Eos } else { Finish::Length };
-            let Sequence { request, tokens, log_probs, .. } = sequence;
-            self.done[request] = Some(Completion { tokens, log_probs, finish });
+        let Some(mut sequence) = self.active[row].take() else { return Ok(()) };
+        if !(sequence.idle || self.moved) {
+            let net = self.net;
+            self.rows()?.stop(net, row)?;
         }
-        self.active = running;
+        let own = sequence.table.split_off(sequence.shared);
+        let group = &mut self.groups[sequence.group];
+        group.unfinished -= 1;
+        let prompt = if group.unfinished == 0 { group.ready.take() } else { None };
+        let pages = self.pages()?;
+        pages.give_back(own);
+        pages.give_back(prompt.map_or(Vec::new(), |(pages, _)| pages));
+        let finish = if ended { Finish::Eos } else { Finish::Length };
+        let Sequence { request, tokens, log_probs, .. } = sequence;
+        self.done[request] = Some(Completion { tokens, log_probs, finish });
+        Ok(())
     }
+}
+
+fn no_room() -> Error {
+    Error::new(Kind::Device, "the cache has no room for a single sequence")
+        .hint("ask for shorter completions or free memory on the GPU")
 }
 
 /// The cache: as many pages as the requests can use, as far as the budget goes.

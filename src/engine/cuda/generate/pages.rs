@@ -41,10 +41,6 @@ impl Pages {
         self.free.len()
     }
 
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
     /// The most pages that were in use at a time.
     pub fn peak(&self) -> usize {
         self.count - self.least_free
