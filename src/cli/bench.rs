@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::out::write as out;
 use crate::control::Cancel;
 use crate::engine::cuda::{CudaEngine, Options, device};
-use crate::engine::{AdamW, Batch, Engine, Pass, Request, Row, Sampling, Trainable};
+use crate::engine::{AdamW, Batch, Engine, Moments, Pass, Request, Row, Sampling, Trainable};
 use crate::error::Kind;
 use crate::model::{ModelConfig, Projection};
 use crate::quant::Format;
@@ -262,7 +262,8 @@ fn train(args: &Train, ordinal: usize) -> Result<Value> {
     let tokens: usize = rows.iter().map(|r| r.completion.len() + 1).sum();
     let slopes: Vec<Vec<f32>> = rows.iter().map(|r| vec![-1.0 / tokens as f32; r.completion.len()]).collect();
     let batch = Batch { rows, temperature: 1.0 };
-    let step = AdamW { lr: 1e-5, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0 };
+    let moments = Moments::F32;
+    let step = AdamW { lr: 1e-5, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0, moments };
     let mut best: Option<[f64; 4]> = None;
     let mut norm = 0.0;
     engine.take_peak();
