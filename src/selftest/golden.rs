@@ -102,7 +102,7 @@ impl Suite<'_> {
                     let row = row.ok_or_else(|| Error::input(format!("{what} names no row of the input")))?;
                     (self.tolerance.of_logits(row, &golden(what)?), "logits of one row")
                 }
-                "logprobs" => (self.tolerance.of_logits(&log_probs, &golden(what)?), "log-probs of next tokens"),
+                "logprobs" => (self.tolerance.of_log_probs(&log_probs, &golden(what)?), "log-probs of next tokens"),
                 "loss" => (closeness(&[mean_nll(&log_probs)], &golden(what)?, self.tolerance.loss), "mean NLL"),
                 _ if what.starts_with("greedy_from_") => {
                     self.greedy(engine.as_mut(), what, &token_rows(file, what)?)?

@@ -92,7 +92,8 @@ impl Subject<'_> {
     }
 
     fn compare(&self, label: &str, ours: &Scores, golden: &Scores) -> Vec<Check> {
-        let close = |ours: &[Vec<f32>], golden: &[Vec<f32>]| self.tolerance.of_logits(&ours.concat(), &golden.concat());
+        let close =
+            |ours: &[Vec<f32>], golden: &[Vec<f32>]| self.tolerance.of_log_probs(&ours.concat(), &golden.concat());
         vec![
             Check::new(format!("{label}: log-probs"), close(&ours.log_probs, &golden.log_probs), "all rows"),
             Check::new(format!("{label}: entropies"), close(&ours.entropies, &golden.entropies), "all rows"),
@@ -109,7 +110,7 @@ impl Subject<'_> {
         let made = made.pop().ok_or_else(|| Error::failed("generation gave nothing"))?;
         let rows = vec![Row { prompt, completion: made.tokens }];
         let golden = Reference::load(self.model, Some(self.adapter))?.forward(&Batch { rows, temperature: 1.0 })?;
-        let error = self.tolerance.of_logits(&made.log_probs, &golden.log_probs.concat());
+        let error = self.tolerance.of_log_probs(&made.log_probs, &golden.log_probs.concat());
         Ok(vec![Check::new("greedy continuation: log-probs", error, "of the generated tokens")])
     }
 
