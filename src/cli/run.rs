@@ -41,9 +41,6 @@ pub struct Args {
     /// GPUs to hand out, each to one stage at a time: 0,1 (stages with `resources: {gpus: N}` get N of them)
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     gpus: Vec<usize>,
-    /// Where sft, train and eval compute
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    device: Device,
     #[command(flatten)]
     versions: VersionArgs,
     /// Folder for finished reports
@@ -73,14 +70,6 @@ enum Where {
     Slurm,
 }
 
-/// Devices of this version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Device {
-    /// The best engine that this version has, which is the CPU's
-    Auto,
-    Cpu,
-}
-
 pub fn run(args: &Args) -> Result<()> {
     let graph = args.pipeline.load()?;
     let store = Store::from_env()?;
@@ -105,11 +94,6 @@ pub fn run(args: &Args) -> Result<()> {
     // Jobs tell by themselves how they went.
     let told = if args.executor == Where::Slurm { Vec::new() } else { notify.clone() };
     let listener = run::notify::Notifier::new(&hooked, told);
-    // Both choices are the CPU engine until there is another.
-    let (Device::Auto | Device::Cpu) = args.device;
-    if !args.gpus.is_empty() {
-        return Err(crate::Error::usage("--gpus: this version computes on the CPU").hint("leave --gpus out"));
-    }
     let overrides = args.pipeline.choice.overrides();
     // Pins that this run adds are put in when the report is made.
     let recipe = Recipe::new(&graph, &overrides, &LockFile::default())?;

@@ -5,6 +5,7 @@
 
 pub mod adamw8;
 pub mod cpu;
+pub mod cuda;
 mod load;
 pub mod philox;
 pub mod reference;
@@ -12,7 +13,8 @@ pub mod sampling;
 
 use std::sync::Arc;
 
-pub use load::{Load, load};
+pub use cuda::device::Device;
+pub use load::{Load, load, load_on};
 
 use crate::Result;
 use crate::control::Cancel;

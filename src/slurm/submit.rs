@@ -186,7 +186,9 @@ fn script(frozen: &Frozen, program: &Path, stage: Option<&str>) -> Result<std::p
     let path = frozen.folder().join(format!("{}.sh", file_name(stage.unwrap_or("finish."))));
     let what = stage.map_or_else(|| "--finish".to_owned(), |stage| format!("--stage {}", quoted(stage)));
     let (program, folder) = (quoted(&program.to_string_lossy()), quoted(&frozen.folder().to_string_lossy()));
-    let text = format!("#!/bin/sh\nexec {program} exec-stage --plan {folder} {what}\n");
+    // What was asked for here holds for the jobs too.
+    let device = crate::engine::cuda::device::chosen()?;
+    let text = format!("#!/bin/sh\nexec {program} --device {device} exec-stage --plan {folder} {what}\n");
     write_atomic(&path, text.as_bytes())?;
     Ok(path)
 }
