@@ -1,0 +1,106 @@
+// What every product y = x W^T takes, and how its result leaves: shared by gemm_small.cu and gemm_wide.cu.
+#pragma once
+#include "weights.cuh"
+
+// Passed by value; the same fields in Rust (repr(C)).
+struct GemmArgs {
+    const u8 *w;             // blocks of weights.cuh
+    const float *row_scale;  // [N / 8], in the order of the shuffled rows
+    const u16 *x;            // [m, ldx] bf16, 16-byte aligned, ldx a multiple of 8
+    void *y;                 // [m, ldy] bf16, or f32 with OUT_F32
+    const u16 *bias;         // [N] bf16 or null
+    const u16 *residual;     // [m, ldy] bf16 or null: added before rounding; may be y itself
+    const u16 *lora_b;       // [N, rank] bf16 or null
+    const u16 *lora_t;       // [m, ldt] bf16: (alpha / rank) x A^T of up to three adapters side by side, `rank` columns each
+    float *partial;          // scratch: blocks of the grid x tile rows x tile columns
+    u32 *flags;              // one a block of the grid, all zero before and after every launch
+    int m, n, k;             // n: rows of W, a multiple of 16; k a multiple of 64
+    int ldx, ldy, ldt;
+    int rank;                // a multiple of 16
+    int segment1, segment2;  // first row of the second and third adapter (n where there is none)
+    int mode;                // of OUT_F32, SILU
+    int granule;             // k blocks of 64 that stay together when the work is cut
+};
+
+enum Mode {
+    OUT_F32 = 1,
+    // Rows of W come as strips of 8 gate rows and the same 8 up rows: y [m, n / 2] = silu(gate) * up.
+    SILU = 2,
+};
+
+// The row of W (of bias, of lora_b) that half `half` (0, 1) of strip `strip` begins with.
+DEVICE int first_row(const GemmArgs &args, int strip, int half) {
+    if (args.mode & SILU) return half * (args.n / 2) + strip * 8;
+    return strip * 16 + half * 8;
+}
+
+DEVICE int adapter_of(const GemmArgs &args, int row) { return (row >= args.segment1) + (row >= args.segment2); }
+
+// Adds lora_t lora_b^T to c[16 rows of W][8 tokens], one strip and 8 tokens from `token0` on.
+DEVICE void add_lora(const GemmArgs &args, int strip, int token0, int lane, float (&c)[4]) {
+    int g = lane >> 2, t = lane & 3;
+    int row0 = first_row(args, strip, 0), row1 = first_row(args, strip, 1);
+    int adapter0 = adapter_of(args, row0), adapter1 = adapter_of(args, row1);
+    const u32 *b0 = (const u32 *)(args.lora_b + (size_t)(row0 + g) * args.rank) + t;
+    const u32 *b1 = (const u32 *)(args.lora_b + (size_t)(row1 + g) * args.rank) + t;
+    int token = token0 + g < args.m ? token0 + g : args.m - 1;
+    const u32 *x = (const u32 *)(args.lora_t + (size_t)token * args.ldt) + t;
+    const u32 *x0 = x + adapter0 * (args.rank / 2), *x1 = x + adapter1 * (args.rank / 2);
+    for (int k = 0; k < args.rank / 2; k += 8) {
+        if (adapter0 == adapter1) {
+            mma(c, b0[k], b1[k], b0[k + 4], b1[k + 4], x0[k], x0[k + 4]);
+        } else {
+            mma(c, b0[k], 0, b0[k + 4], 0, x0[k], x0[k + 4]);
+            mma(c, 0, b1[k], 0, b1[k + 4], x1[k], x1[k + 4]);
+        }
+    }
+}
+
+DEVICE void store_value(const GemmArgs &args, int token, int row, float v) {
+    size_t at = (size_t)token * args.ldy + row;
+    if (args.residual) v += bf16_widen(args.residual[at]);
+    if (args.mode & OUT_F32)
+        ((float *)args.y)[at] = v;
+    else
+        ((u16 *)args.y)[at] = bf16_round(v);
+}
+
+// Scales, adds adapter, bias and residual, and stores c (fragment of m16n8k16: rows of W by tokens).
+DEVICE void finish_strip(const GemmArgs &args, int strip, int token0, int lane, const float (&c)[4]) {
+    int g = lane >> 2, t = lane & 3;
+    float v[4], l[4] = {0, 0, 0, 0};
+    if (args.lora_b) add_lora(args, strip, token0, lane, l);
+    float s0 = args.row_scale[2 * strip], s1 = args.row_scale[2 * strip + 1];
+    int row0 = first_row(args, strip, 0) + g, row1 = first_row(args, strip, 1) + g;
+    float bias0 = 0, bias1 = 0;
+    if (args.bias) bias0 = bf16_widen(args.bias[row0]), bias1 = bf16_widen(args.bias[row1]);
+    v[0] = c[0] * s0 + bias0 + l[0], v[1] = c[1] * s0 + bias0 + l[1];
+    v[2] = c[2] * s1 + bias1 + l[2], v[3] = c[3] * s1 + bias1 + l[3];
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        int token = token0 + 2 * t + e;
+        if (token >= args.m) continue;
+        if (args.mode & SILU) {
+            store_value(args, token, row0, v[e] / (1.0f + __expf(-v[e])) * v[2 + e]);
+        } else {
+            store_value(args, token, row0, v[e]);
+            store_value(args, token, row1, v[2 + e]);
+        }
+    }
+}
+
+// How the work is cut: all tiles' k blocks in one line, tile after tile, shared out evenly (stream-K, Osama et al.
+// 2023). A block of the grid gets at most one piece that does not begin its tile (its first); it leaves that sum in
+// `partial` for the owner, the block that has the tile's beginning.
+struct Cut {
+    long long total;
+    int per_tile, grid;
+    DEVICE Cut of(const GemmArgs &args, int tiles, int grid) {
+        Cut cut;
+        cut.per_tile = (args.k / 64 + args.granule - 1) / args.granule;
+        cut.total = (long long)tiles * cut.per_tile;
+        cut.grid = grid;
+        return cut;
+    }
+    __device__ __forceinline__ int begin(int block) const { return (int)(total * block / grid); }
+};
