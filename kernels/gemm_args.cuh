@@ -65,17 +65,31 @@ DEVICE void store_value(const GemmArgs &args, int token, int row, float v) {
         ((u16 *)args.y)[at] = bf16_round(v);
 }
 
+// What a lane needs of its two rows at the end; asked for early, since it comes from far.
+struct RowEnds {
+    float scale0, scale1, bias0, bias1;
+    DEVICE RowEnds of(const GemmArgs &args, int strip, int lane) {
+        RowEnds e;
+        e.scale0 = args.row_scale[2 * strip], e.scale1 = args.row_scale[2 * strip + 1];
+        int row0 = first_row(args, strip, 0) + (lane >> 2), row1 = first_row(args, strip, 1) + (lane >> 2);
+        e.bias0 = e.bias1 = 0.0f;
+        if (args.bias) e.bias0 = bf16_widen(args.bias[row0]), e.bias1 = bf16_widen(args.bias[row1]);
+        if (args.lora_b && lane % 4 == 0) {
+            prefetch_l2(args.lora_b + (size_t)row0 * args.rank);
+            prefetch_l2(args.lora_b + (size_t)row1 * args.rank);
+        }
+        return e;
+    }
+};
+
 // Scales, adds adapter, bias and residual, and stores c (fragment of m16n8k16: rows of W by tokens).
-DEVICE void finish_strip(const GemmArgs &args, int strip, int token0, int lane, const float (&c)[4]) {
+DEVICE void finish_strip(const GemmArgs &args, const RowEnds &ends, int strip, int token0, int lane, const float (&c)[4]) {
     int g = lane >> 2, t = lane & 3;
     float v[4], l[4] = {0, 0, 0, 0};
     if (args.lora_b) add_lora(args, strip, token0, lane, l);
-    float s0 = args.row_scale[2 * strip], s1 = args.row_scale[2 * strip + 1];
     int row0 = first_row(args, strip, 0) + g, row1 = first_row(args, strip, 1) + g;
-    float bias0 = 0, bias1 = 0;
-    if (args.bias) bias0 = bf16_widen(args.bias[row0]), bias1 = bf16_widen(args.bias[row1]);
-    v[0] = c[0] * s0 + bias0 + l[0], v[1] = c[1] * s0 + bias0 + l[1];
-    v[2] = c[2] * s1 + bias1 + l[2], v[3] = c[3] * s1 + bias1 + l[3];
+    v[0] = c[0] * ends.scale0 + ends.bias0 + l[0], v[1] = c[1] * ends.scale0 + ends.bias0 + l[1];
+    v[2] = c[2] * ends.scale1 + ends.bias1 + l[2], v[3] = c[3] * ends.scale1 + ends.bias1 + l[3];
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         int token = token0 + 2 * t + e;
@@ -93,14 +107,13 @@ DEVICE void finish_strip(const GemmArgs &args, int strip, int token0, int lane, 
 // 2023). A block of the grid gets at most one piece that does not begin its tile (its first); it leaves that sum in
 // `partial` for the owner, the block that has the tile's beginning.
 struct Cut {
-    long long total;
-    int per_tile, grid;
+    int per_tile, grid, share, rest;
     DEVICE Cut of(const GemmArgs &args, int tiles, int grid) {
         Cut cut;
         cut.per_tile = (args.k / 64 + args.granule - 1) / args.granule;
-        cut.total = (long long)tiles * cut.per_tile;
         cut.grid = grid;
+        cut.share = tiles * cut.per_tile / grid, cut.rest = tiles * cut.per_tile - cut.share * grid;
         return cut;
     }
-    __device__ __forceinline__ int begin(int block) const { return (int)(total * block / grid); }
+    __device__ __forceinline__ int begin(int block) const { return block * share + min(block, rest); }
 };

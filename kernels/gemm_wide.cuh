@@ -14,7 +14,7 @@
 #if QERL_WGMMA
 template <int FORMAT, int TN, int NST> struct WideGemm {
     static constexpr int ROWS = 256, THREADS = 384, BLOCK = Block<FORMAT>::BYTES;
-    static constexpr int W_BYTES = 4 * BLOCK, STAGE = W_BYTES + TN * 128;
+    static constexpr int W_BYTES = 16 * BLOCK, STAGE = W_BYTES + TN * 128;
     static constexpr int SMEM = 1024 + 1024 + NST * STAGE;  // barriers, alignment, stages
     static constexpr int LAG = 2;                            // stages whose copies are still on their way
 
@@ -38,11 +38,12 @@ template <int FORMAT, int TN, int NST> struct WideGemm {
         }
     };
 
-    DEVICE void weights(const GemmArgs &args, const Piece &p, int k, u32 stage, u32 full) {
-        int k_blocks = args.k / 64, count = min(4, (args.n + 63) / 64 - p.row_tile * 4);
-        const u8 *w = args.w + ((size_t)p.row_tile * 4 * k_blocks + k) * BLOCK;
-        barrier_expect(full, count * BLOCK);
-        for (int b = 0; b < count; b++) copy_bulk(stage + b * BLOCK, w + (size_t)b * k_blocks * BLOCK, BLOCK, full);
+    // By the first warp: a strip a lane.
+    DEVICE void weights(const GemmArgs &args, const Piece &p, int k, u32 stage, u32 full, int lane) {
+        int k_blocks = args.k / 64, count = min(16, args.n / 16 - p.row_tile * 16);
+        const u8 *w = args.w + ((size_t)p.row_tile * 16 * k_blocks + k) * BLOCK;
+        if (lane == 0) barrier_expect(full, count * BLOCK);
+        if (lane < count) copy_bulk(stage + lane * BLOCK, w + (size_t)lane * k_blocks * BLOCK, BLOCK, full);
     }
 
     DEVICE void produce(const GemmArgs &args, Cursor cursor, u32 full, u32 empty, u32 stages, int thread) {
@@ -53,10 +54,10 @@ template <int FORMAT, int TN, int NST> struct WideGemm {
         u32 to1 = (warp + 4) * 128 + (((lane >> 2) ^ (warp + 4)) << 4) + (lane & 3) * 4;
         Piece p;
         int n = 0;
-        if (thread == 0) {
+        if (warp == 0) {
             Cursor ahead = cursor;
             while (n < NST && ahead.next(args, p))
-                for (int k = p.block; k < p.stop && n < NST; k++, n++) weights(args, p, k, stages + n * STAGE, full + 8 * n);
+                for (int k = p.block; k < p.stop && n < NST; k++, n++) weights(args, p, k, stages + n * STAGE, full + 8 * n, lane);
         }
         wait_for_previous_kernel();
         int i = 0;
@@ -65,7 +66,7 @@ template <int FORMAT, int TN, int NST> struct WideGemm {
                 int slot = i % NST;
                 u32 stage = stages + slot * STAGE;
                 barrier_wait(empty + 8 * slot, (i / NST & 1) ^ 1);
-                if (thread == 0 && i >= n) weights(args, p, k, stage, full + 8 * slot);
+                if (warp == 0 && i >= n) weights(args, p, k, stage, full + 8 * slot, lane);
                 // Rows 8 r + warp and 8 r + 4 + warp; those beyond m stay as they were and nobody reads their sums.
                 const u16 *x = args.x + (size_t)(p.token0 + warp) * args.ldx + k * 64 + 2 * source;
                 u32 to = stage + W_BYTES;
@@ -89,25 +90,24 @@ template <int FORMAT, int TN, int NST> struct WideGemm {
         for (int j = max(i - LAG, 0); j < i; j++) barrier_arrive(full + 8 * (j % NST));
     }
 
-    // Codes of one block's strip, as four steps of A.
-    DEVICE void unpack(u32 block, int strip, int lane, const Nf4Table &table, u32 (&a)[4][4]) {
+    // One strip's codes as four steps of A.
+    DEVICE void unpack(const u8 *strip, int lane, const Nf4Table &table, u32 (&a)[4][4]) {
         if (FORMAT == BF16) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                uint4 v = load_shared_16(block + strip * 2048 + j * 512 + lane * 16);
+                uint4 v = *(const uint4 *)(strip + j * 512 + lane * 16);
                 a[j][0] = v.x, a[j][1] = v.y, a[j][2] = v.z, a[j][3] = v.w;
             }
             return;
         }
-        uint4 codes = load_shared_16(block + strip * 512 + lane * 16);
+        uint4 codes = *(const uint4 *)(strip + lane * 16);
         u32 q[4] = {codes.x, codes.y, codes.z, codes.w}, s0, s1;
         if (FORMAT == E2M1) {
-            u32 bytes = load_shared_2(block + 2048 + strip * 64 + lane * 2);
+            u32 bytes = *(const u16 *)(strip + 512 + lane * 2);
             s0 = e2m1_scale<0>(bytes), s1 = e2m1_scale<1>(bytes);
         } else {
-            u32 at = block + 2048 + strip * 64 + (lane >> 2) * 4;
-            float f0 = load_shared_f32(at), f1 = load_shared_f32(at + 32);
-            s0 = bf16_pair(f0, f0), s1 = bf16_pair(f1, f1);
+            const float *absmax = (const float *)(strip + 512) + (lane >> 2);
+            s0 = bf16_pair(absmax[0], absmax[0]), s1 = bf16_pair(absmax[8], absmax[8]);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -132,8 +132,8 @@ template <int FORMAT, int TN, int NST> struct WideGemm {
         for (int i = 0; i < TN / 8; i++) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
     }
 
-    DEVICE void consume(const GemmArgs &args, const Cut &cut, Cursor cursor, u32 full, u32 empty, u32 stages, int group,
-                        int warp, int lane) {
+    DEVICE void consume(const GemmArgs &args, const Cut &cut, Cursor cursor, u32 full, u32 empty, const u8 *shared,
+                        u32 stages, int group, int warp, int lane) {
         const Nf4Table table = nf4_table();
         float c0[TN / 8][4], c1[TN / 8][4];
         u32 a0[4][4], a1[4][4];
@@ -143,16 +143,16 @@ template <int FORMAT, int TN, int NST> struct WideGemm {
             zero(c0), zero(c1);
             for (int k = p.block; k < p.stop; k++, i++) {
                 int slot = i % NST;
-                u32 stage = stages + slot * STAGE, block = stage + group * 2 * BLOCK;
-                u64 b = wgmma_descriptor(stage + W_BYTES);
+                const u8 *strip = shared + slot * STAGE + (group * 8 + warp) * BLOCK;
+                u64 b = wgmma_descriptor(stages + slot * STAGE + W_BYTES);
                 barrier_wait(full + 8 * slot, i / NST & 1);
                 wgmma_wait<1>();
-                unpack(block, warp, lane, table, a0);
+                unpack(strip, lane, table, a0);
                 multiply(c0, a0, b);
                 wgmma_wait<1>();
                 // The stage before is through.
                 if (k > p.block && lane == 0) barrier_arrive(empty + 8 * ((i - 1) % NST));
-                unpack(block + BLOCK, warp, lane, table, a1);
+                unpack(strip + 4 * BLOCK, lane, table, a1);
                 multiply(c1, a1, b);
             }
             wgmma_wait<0>();
@@ -199,11 +199,14 @@ template <int FORMAT, int TN, int NST> struct WideGemm {
                     args.flags[other] = 0;
         }
         int strip0 = p.row_tile * 16 + group * 8 + warp, strip1 = strip0 + 4;
+        RowEnds ends0{}, ends1{};
+        if (strip0 * 16 < args.n) ends0 = RowEnds::of(args, strip0, lane);
+        if (strip1 * 16 < args.n) ends1 = RowEnds::of(args, strip1, lane);
 #pragma unroll
         for (int t = 0; t < TN / 8; t++) {
             int token = p.token0 + t * 8;
-            if (token < args.m && strip0 * 16 < args.n) finish_strip(args, strip0, token, lane, c0[t]);
-            if (token < args.m && strip1 * 16 < args.n) finish_strip(args, strip1, token, lane, c1[t]);
+            if (token < args.m && strip0 * 16 < args.n) finish_strip(args, ends0, strip0, token, lane, c0[t]);
+            if (token < args.m && strip1 * 16 < args.n) finish_strip(args, ends1, strip1, token, lane, c1[t]);
         }
     }
 
@@ -228,7 +231,7 @@ template <int FORMAT, int TN, int NST> struct WideGemm {
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             wait_for_previous_kernel();
-            consume(args, cut, cursor, full, empty, stages, threadIdx.x >> 7, threadIdx.x >> 5 & 3, threadIdx.x & 31);
+            consume(args, cut, cursor, full, empty, shared + (stages - smem_address(shared)), stages, threadIdx.x >> 7, threadIdx.x >> 5 & 3, threadIdx.x & 31);
         }
     }
 };

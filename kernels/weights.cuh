@@ -1,16 +1,16 @@
 // The one layout of a weight W [N, K] that every product reads, and how it becomes bf16 in matrix-unit order.
 //
-// W is cut into blocks of 64 rows by 64 columns, [N / 64][K / 64], each contiguous (N padded to 64 with zeros, K a
-// multiple of 64). A block is 4 strips of 16 rows. Lane (g, t) = (lane / 4, lane % 4) of a warp owns, in a strip, rows
-// g and g + 8 and the 16 consecutive columns 16 t .. 16 t + 15: one scale group a row, and 32 consecutive bytes of x.
+// W is cut into strips of 16 rows (N a multiple of 16) and blocks of 64 columns (K a multiple of 64):
+// [N / 16][K / 64] blocks, each contiguous. Lane (g, t) = (lane / 4, lane % 4) of a warp owns, in a block, rows g and
+// g + 8 and the 16 consecutive columns 16 t .. 16 t + 15: one scale group a row, and 32 consecutive bytes of x.
 // Step j (0..3) of the four m16n8k16 products of a block takes columns 16 t + 4 j + {0, 1 | 2, 3} as the fragment's
 // column pairs (2t, 2t + 1 | 2t + 8, 2t + 9): any order will do as long as x is taken in the same one.
 //
 // Bytes of a block:
-//   e2m1 (NVFP4, MXFP4): codes [strip][lane][j] u32 (2048 bytes), scales [strip][lane] u8 x 2, rows g, g + 8 (256).
-//   nf4:                 codes [strip][lane][j] u32 (2048 bytes), absmax [row] f32 (256).
-//   bf16:                [strip][j][lane] of four pairs a0..a3 (8192 bytes).
-// So a 4-bit block has 2304 bytes, 0.5625 a weight.
+//   e2m1 (NVFP4, MXFP4): codes [lane][j] u32 (512 bytes), scales [lane] u8 x 2, rows g and g + 8 (64).
+//   nf4:                 codes [lane][j] u32 (512 bytes), absmax [row] f32 (64).
+//   bf16:                [j][lane] of four pairs a0..a3 (2048 bytes).
+// So a 4-bit block has 576 bytes, 0.5625 a weight.
 //
 // Scales of e2m1 are unsigned with 5 bits of exponent E and 3 of mantissa: 2^(E - 22) (1 + m / 8), E = 0..30; a group
 // of scale zero has zero codes. e4m3 and (relative to the tensor's largest) e8m0 scales fit; signs go into the codes.
@@ -21,7 +21,7 @@
 enum Format { BF16 = 0, E2M1 = 1, NF4 = 2 };
 
 template <int FORMAT> struct Block {
-    static constexpr int BYTES = FORMAT == BF16 ? 8192 : 2304;
+    static constexpr int BYTES = FORMAT == BF16 ? 2048 : 576;
 };
 
 // e2m1 codes become bf16 pairs by masks alone, 2^-126 too small: sign to bit 15, magnitude to bits 8..6 (0.5 is a
