@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::out::write as out;
+use crate::engine::cuda::library::Library;
+use crate::engine::cuda::{compile, device};
 use crate::hub::{Hub, HubConfig, cache_folder, free_bytes};
 use crate::plan::bytes;
 use crate::run::machine;
@@ -17,9 +19,21 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Compile every CUDA kernel for this chip (sm_80, sm_90a, sm_100a, sm_120a; `all` for these) and say how large the
+    /// code is; needs NVRTC, but no GPU
+    #[arg(long, value_name = "CHIP", conflicts_with = "json")]
+    compile_kernels: Option<String>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(target) = &args.compile_kernels {
+        let targets = if target == "all" { compile::TARGETS.to_vec() } else { vec![target.as_str()] };
+        let mut lines = Vec::new();
+        for target in targets {
+            lines.extend(compile::compile_all(target)?);
+        }
+        return out(&format!("{}\n", lines.join("\n")));
+    }
     let report = report()?;
     if args.json {
         let text =
@@ -47,8 +61,17 @@ fn report() -> Result<Value> {
             "QERL_HOME": set("QERL_HOME"),
         },
         "cuda": cuda(),
-        "engine": "cpu",
+        "device": device(),
     }))
+}
+
+/// What `--device auto` means here.
+fn device() -> Value {
+    match device::chosen().and_then(device::Device::resolve) {
+        Ok(Some(ordinal)) => json!(format!("cuda:{ordinal}")),
+        Ok(None) => json!("cpu"),
+        Err(error) => json!(error.to_string()),
+    }
 }
 
 /// Where models come from. Of the token only that there is one.
@@ -113,28 +136,24 @@ fn available_memory() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Which CUDA libraries the loader finds, and how to get those it does not.
+/// Which CUDA libraries and GPUs are found, and how to get what is not.
 fn cuda() -> Value {
-    // cudarc panics on a library that is missing when a symbol is used; asking whether it is there does not, but a
-    // broken library must not end `doctor` either.
-    let present = |ask: unsafe fn() -> bool| {
-        // SAFETY: these only dlopen a library of NVIDIA's and look for nothing in it.
-        std::panic::catch_unwind(|| unsafe { ask() }).unwrap_or(false)
-    };
-    let driver = present(cudarc::driver::sys::is_culib_present);
-    let nvrtc = present(cudarc::nvrtc::sys::is_culib_present);
-    let cublaslt = present(cudarc::cublaslt::sys::is_culib_present);
+    let mut libraries = serde_json::Map::new();
     let mut hints = Vec::new();
-    if !driver {
-        hints.push("libcuda comes with the NVIDIA driver (580 or newer for CUDA 13); containers need --gpus all");
+    for library in Library::ALL {
+        let path = library.find();
+        if path.is_none() {
+            hints.push(library.hint());
+        }
+        libraries.insert(library.name().to_owned(), json!(path));
     }
-    if !nvrtc {
-        hints.push("libnvrtc: `pip install nvidia-cuda-nvrtc` and put its lib folder into LD_LIBRARY_PATH");
-    }
-    if !cublaslt {
-        hints.push("libcublasLt: `pip install nvidia-cublas` and put its lib folder into LD_LIBRARY_PATH");
-    }
-    json!({"driver": driver, "nvrtc": nvrtc, "cublaslt": cublaslt, "hints": hints})
+    let nvrtc = compile::version().ok().map(|(major, minor)| format!("{major}.{minor}"));
+    let gpus: Vec<Value> = device::gpus()
+        .unwrap_or_default()
+        .into_iter()
+        .map(|gpu| json!({"device": format!("cuda:{}", gpu.ordinal), "name": gpu.name, "free": gpu.free, "total": gpu.total}))
+        .collect();
+    json!({"libraries": libraries, "nvrtc_version": nvrtc, "gpus": gpus, "hints": hints})
 }
 
 fn to_text(report: &Value) -> String {
@@ -180,7 +199,10 @@ fn to_text(report: &Value) -> String {
             out += &format!("hub        {}, {token}{offline}\n", text("/hub/endpoint"));
         }
     }
-    let lib = |name: &str, key: &str| format!("{name} {}", yes(&format!("/cuda/{key}"), "found", "not found"));
+    let lib = |name: &str, key: &str| {
+        let found = report.pointer(&format!("/cuda/libraries/{key}")).and_then(Value::as_str);
+        format!("{name} {}", found.unwrap_or("not found"))
+    };
     out += &format!(
         "cuda       {}, {}, {}\n",
         lib("driver", "driver"),
@@ -190,7 +212,11 @@ fn to_text(report: &Value) -> String {
     for hint in list("/cuda/hints") {
         out += &format!("           {hint}\n");
     }
-    out += "engine     training and rollout run on the CPU engine in this version\n";
+    for gpu in report.pointer("/cuda/gpus").and_then(Value::as_array).into_iter().flatten() {
+        let (name, free) = (gpu["name"].as_str().unwrap_or(""), gpu["free"].as_u64().unwrap_or(0));
+        out += &format!("           {}: {name}, {} free\n", gpu["device"].as_str().unwrap_or(""), bytes(free));
+    }
+    out += &format!("device     {} (choose with --device or QERL_DEVICE)\n", text("/device"));
     out
 }
 
@@ -204,6 +230,6 @@ mod tests {
         assert!(report["memory"]["total"].as_u64().unwrap() > 1 << 20);
         assert!(report["cpu"]["threads"].as_u64().unwrap() >= 1);
         let text = to_text(&report);
-        assert!(text.contains("CPU engine") && !text.contains('?'), "{text}");
+        assert!(text.contains("QERL_DEVICE") && !text.contains('?'), "{text}");
     }
 }

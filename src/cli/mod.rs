@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand; data to stdout, talk to stderr, exit codes 0, 1, 2.
 
 mod bar;
+mod bench;
 mod cache;
 mod chat;
 mod completions;
@@ -30,10 +31,16 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::Error;
+use crate::engine::Device;
+use crate::engine::cuda::device;
 
 #[derive(Debug, Parser)]
 #[command(name = "qerl", version, about, propagate_version = true, disable_help_subcommand = true)]
 struct Cli {
+    /// What engines compute on: `auto` (the GPU with most free memory, else the CPU), `cpu` or `cuda:N`; only commands
+    /// that load a model look at it
+    #[arg(long, global = true, value_name = "DEVICE", env = "QERL_DEVICE", hide_env_values = true)]
+    device: Option<Device>,
     #[command(subcommand)]
     command: Command,
 }
@@ -58,6 +65,7 @@ enum Command {
     Eval(Box<eval::Args>),
     Grade(grade::Args),
     // Around it.
+    Bench(bench::Args),
     Doctor(doctor::Args),
     Selftest(selftest::Args),
     Schema(schema::Args),
@@ -67,6 +75,9 @@ enum Command {
 /// Parses, runs, prints an error with its hint, and gives the exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Some(device) = cli.device {
+        device::choose(device);
+    }
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Lock(args) => lock::run(&args),
@@ -77,6 +88,7 @@ pub fn main() -> ExitCode {
         Command::Cache(args) => cache::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Path(args) => path::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),

@@ -6,6 +6,8 @@ use serde_json::json;
 
 use super::model_arg::plain_model;
 use super::out::write as out;
+use crate::engine::cuda::compile::Width;
+use crate::engine::cuda::{Options, device};
 use crate::engine::{Load, Trainable, load};
 use crate::hub::bundled;
 use crate::selftest::{Check, Tolerance, golden, reference};
@@ -23,9 +25,6 @@ pub struct Args {
     /// The model to compare on: a small one's folder, or an ADDRESS; the bundled one by default
     #[arg(long, value_name = "MODEL", conflicts_with = "golden")]
     model: Option<String>,
-    /// What to check
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
-    device: Device,
     /// CPU threads; all by default
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     threads: usize,
@@ -34,25 +33,20 @@ pub struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Device {
-    Cpu,
-}
-
 pub fn run(args: &Args) -> Result<()> {
-    let Device::Cpu = args.device;
+    let tolerance = &tolerance()?;
     let loader = |model: &Path, adapter: Option<&Path>, trainable: Trainable| {
         load(&Load { model, adapter, trainable, threads: args.threads })
     };
     let (checks, against) = match (&args.golden, &args.model) {
-        (Some(dir), _) => (golden(dir, &loader, &Tolerance::F32)?, dir.display().to_string()),
+        (Some(dir), _) => (golden(dir, &loader, tolerance)?, dir.display().to_string()),
         (None, None) if bundled::FILES.is_empty() => {
             return Err(Error::missing("this build holds no bundled model to check the engine on")
                 .hint("give --golden DIR, or a small model with --model"));
         }
         (None, model) => {
             let model = plain_model(model.as_deref().unwrap_or("bundled"))?;
-            (reference(&model, &loader, &Tolerance::F32)?, "the reference model".to_owned())
+            (reference(&model, &loader, tolerance)?, "the reference model".to_owned())
         }
     };
     let failed = checks.iter().filter(|check| !check.passed).count();
@@ -73,6 +67,12 @@ pub fn run(args: &Args) -> Result<()> {
             .hint("the engine computes wrong values on this machine: report it with the output of `qerl doctor`"));
     }
     Ok(())
+}
+
+/// What the engine on this process's device promises.
+fn tolerance() -> Result<Tolerance> {
+    let on_gpu = device::chosen()?.resolve()?.is_some();
+    Ok(if on_gpu && Options::from_env().width == Width::Bf16 { Tolerance::BF16 } else { Tolerance::F32 })
 }
 
 /// The failed ones, a line each.

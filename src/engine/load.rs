@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use super::cpu::{Budget, CpuEngine};
+use super::cuda::device::{self, Device};
+use super::cuda::{CudaEngine, Options};
 use super::{Engine, Trainable};
 use crate::Result;
 
@@ -18,11 +20,23 @@ pub struct Load<'a> {
     pub threads: usize,
 }
 
-/// Loads the model on the device of this process.
+/// Loads the model on the device that this process was told to use ([`device::chosen`]).
 ///
 /// # Errors
-/// As [`CpuEngine::load`].
+/// As [`load_on`].
 pub fn load(what: &Load<'_>) -> Result<Box<dyn Engine>> {
+    load_on(what, device::chosen()?)
+}
+
+/// Loads the model on `device`.
+///
+/// # Errors
+/// As [`Device::resolve`], [`CpuEngine::load`] and [`CudaEngine::load`].
+pub fn load_on(what: &Load<'_>, device: Device) -> Result<Box<dyn Engine>> {
+    if let Some(ordinal) = device.resolve()? {
+        let options = Options::from_env();
+        return Ok(Box::new(CudaEngine::load(what.model, what.adapter, what.trainable, ordinal, options)?));
+    }
     let threads = if what.threads == 0 {
         std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
     } else {

@@ -4,6 +4,7 @@
 //! log-probs and entropies of [`Engine::forward`] and hand back their derivatives to [`Engine::backward`].
 
 pub mod cpu;
+pub mod cuda;
 mod load;
 pub mod philox;
 pub mod reference;
@@ -11,7 +12,8 @@ pub mod sampling;
 
 use std::sync::Arc;
 
-pub use load::{Load, load};
+pub use cuda::device::Device;
+pub use load::{Load, load, load_on};
 
 use crate::Result;
 use crate::control::Cancel;

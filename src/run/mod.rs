@@ -154,11 +154,12 @@ impl Executor<'_> {
     /// The plan as it is now, offline.
     pub fn plan(&self) -> Result<Plan> {
         let lock = plan::lockfile::LockFile::read(&self.lock_path)?;
-        plan::plan(&self.around(&lock), &self.options.plan)
+        plan::plan(&self.around(&lock)?, &self.options.plan)
     }
 
-    fn around<'b>(&'b self, lock: &'b plan::lockfile::LockFile) -> Surroundings<'b> {
-        Surroundings { graph: self.graph, store: self.store, lock, base_dir: base_dir(self.graph), backend: "cpu" }
+    fn around<'b>(&'b self, lock: &'b plan::lockfile::LockFile) -> Result<Surroundings<'b>> {
+        let backend = crate::engine::cuda::device::chosen()?.backend()?;
+        Ok(Surroundings { graph: self.graph, store: self.store, lock, base_dir: base_dir(self.graph), backend })
     }
 
     /// Pins what is not pinned, plans, and does what is to be done.
@@ -173,7 +174,7 @@ impl Executor<'_> {
         let wanted = requests(self.graph, &selected);
         let (lock, _) =
             pin(&wanted, &self.lock_path, &Update::Missing, self.store, self.resolver, self.listener, &self.cancel)?;
-        let around = self.around(&lock);
+        let around = self.around(&lock)?;
         let plan = plan::plan(&around, &self.options.plan)?;
         plan.check_versions()?;
         let counts = plan.counts();

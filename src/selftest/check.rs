@@ -6,15 +6,55 @@ pub struct Tolerance {
     /// Of logits and log-probs: absolute, plus this share of the value.
     pub logits: f64,
     pub loss: f64,
-    /// Of a gradient: this share of the largest entry of its tensor.
+    /// Of a gradient: this share of the largest entry of its tensor; with `by_norm`, what the cosine of all gradients
+    /// together may be below one.
     pub gradients: f64,
     /// A greedy token may differ only where the two best logits are closer than this.
     pub gap: f64,
+    /// Compare whole tensors: logits by the relative L2 norm of the error, gradients by 1 - cosine; each entry by
+    /// itself otherwise.
+    pub by_norm: bool,
 }
 
 impl Tolerance {
     /// What holds between f32 implementations.
-    pub const F32: Self = Self { logits: 1e-4, loss: 1e-5, gradients: 1e-4, gap: 1e-4 };
+    pub const F32: Self = Self { logits: 1e-4, loss: 1e-5, gradients: 1e-4, gap: 1e-4, by_norm: false };
+    /// What holds between bf16 activations and f32 ones.
+    pub const BF16: Self = Self { logits: 2e-2, loss: 1e-2, gradients: 1e-3, gap: 0.25, by_norm: true };
+
+    /// The error of logits or log-probs as a multiple of what is allowed.
+    pub(super) fn of_logits(&self, ours: &[f32], golden: &[f32]) -> f64 {
+        if !self.by_norm {
+            return closeness(ours, golden, self.logits);
+        }
+        relative_norm(ours, golden) / self.logits
+    }
+
+    /// The same of one tensor's gradient. With `by_norm` a single tensor may be five times as far off as all together:
+    /// where what tokens contribute nearly cancels, rounding weighs more.
+    pub(super) fn of_gradients(&self, ours: &[f32], golden: &[f32]) -> f64 {
+        if !self.by_norm {
+            return closeness_of_max(ours, golden, self.gradients);
+        }
+        self.of_cosine(ours, golden) / 5.0
+    }
+
+    /// The same of all gradients together, which is what an update follows; 0 without `by_norm`, where every entry is
+    /// compared.
+    pub(super) fn of_all_gradients(&self, ours: &[f32], golden: &[f32]) -> f64 {
+        if self.by_norm { self.of_cosine(ours, golden) } else { 0.0 }
+    }
+
+    fn of_cosine(&self, ours: &[f32], golden: &[f32]) -> f64 {
+        let norm = |x: &[f32]| x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        let (a, b) = (norm(ours), norm(golden));
+        if ours.len() == golden.len() && a == 0.0 && b == 0.0 && !golden.is_empty() {
+            return 0.0;
+        }
+        let dot: f64 = ours.iter().zip(golden).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+        let error = (1.0 - dot / (a * b)) / self.gradients;
+        if ours.len() == golden.len() && error.is_finite() { error } else { f64::INFINITY }
+    }
 }
 
 /// The outcome of one comparison.
@@ -53,6 +93,17 @@ pub(super) fn closeness(ours: &[f32], golden: &[f32], tolerance: f64) -> f64 {
     ours.iter().zip(golden).map(one).fold(0.0, f64::max)
 }
 
+/// The norm of the error over that of the golden values.
+fn relative_norm(ours: &[f32], golden: &[f32]) -> f64 {
+    if ours.len() != golden.len() || golden.is_empty() {
+        return f64::INFINITY;
+    }
+    let error: f64 = ours.iter().zip(golden).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum();
+    let size: f64 = golden.iter().map(|&b| f64::from(b).powi(2)).sum();
+    let error = (error / size).sqrt();
+    if error.is_finite() { error } else { f64::INFINITY }
+}
+
 /// The largest `|ours - golden|` as a share of `tolerance * max |golden|`.
 pub(super) fn closeness_of_max(ours: &[f32], golden: &[f32], tolerance: f64) -> f64 {
     let top = golden.iter().fold(0f64, |top, x| top.max(f64::from(x.abs())));
@@ -77,6 +128,13 @@ mod tests {
         assert_eq!(closeness(&[1.0], &[1.0, 2.0], 1e-4), f64::INFINITY);
         assert_eq!(closeness(&[f32::NAN], &[1.0], 1e-4), f64::INFINITY);
         assert_eq!(closeness(&[], &[], 1e-4), f64::INFINITY, "nothing compared is not success");
+        assert!(Tolerance::BF16.of_logits(&[1.0, 2.01], &[1.0, 2.0]) < 1.0);
+        assert!(Tolerance::BF16.of_logits(&[1.0, 2.1], &[1.0, 2.0]) > 1.0);
+        assert!(Tolerance::BF16.of_gradients(&[1.0, 2.01], &[1.0, 2.0]) < 1.0);
+        assert!(Tolerance::BF16.of_gradients(&[1.0, 2.0, 0.2], &[1.0, 2.0, 0.0]) < 1.0);
+        assert!(Tolerance::BF16.of_gradients(&[1.0, 2.0, 0.4], &[1.0, 2.0, 0.0]) > 1.0);
+        assert!(Tolerance::BF16.of_all_gradients(&[1.0, 2.0, 0.2], &[1.0, 2.0, 0.0]) > 1.0);
+        assert_eq!(Tolerance::BF16.of_gradients(&[f32::NAN], &[1.0]), f64::INFINITY);
         assert!(closeness_of_max(&[100.0, 1e-3], &[100.0, 0.0], 1e-4) < 1.0);
         assert!(closeness_of_max(&[100.0, 0.1], &[100.0, 0.0], 1e-4) > 1.0);
         assert_eq!(closeness_of_max(&[f32::INFINITY], &[1.0], 1e-4), f64::INFINITY);

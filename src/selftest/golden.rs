@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check::{Check, Tolerance, closeness, closeness_of_max};
+use super::check::{Check, Tolerance, closeness};
 use super::{Loader, material};
 use crate::control::Cancel;
 use crate::engine::{Batch, Engine, Pass, Request, Row, Sampling, Trainable};
@@ -95,15 +95,15 @@ impl Suite<'_> {
         for what in keys {
             let (error, detail) = match what.as_str() {
                 "input_ids" | "attention_mask" => continue,
-                "logits" => (closeness(&logits.concat(), &golden(what)?, self.tolerance.logits), "logits of all rows"),
+                "logits" => (self.tolerance.of_logits(&logits.concat(), &golden(what)?), "logits of all rows"),
                 _ if what.starts_with("logits_row") => {
                     let row = what.trim_start_matches("logits_row").trim_end_matches("_real");
                     let row = row.parse::<usize>().ok().and_then(|row| logits.get(row));
                     let row = row.ok_or_else(|| Error::input(format!("{what} names no row of the input")))?;
-                    (closeness(row, &golden(what)?, self.tolerance.logits), "logits of one row")
+                    (self.tolerance.of_logits(row, &golden(what)?), "logits of one row")
                 }
                 "logprobs" => {
-                    (closeness(&log_probs, &golden(what)?, self.tolerance.logits), "log-probs of next tokens")
+                    (self.tolerance.of_logits(&log_probs, &golden(what)?), "log-probs of next tokens")
                 }
                 "loss" => (closeness(&[mean_nll(&log_probs)], &golden(what)?, self.tolerance.loss), "mean NLL"),
                 _ if what.starts_with("greedy_from_") => {
@@ -168,7 +168,7 @@ impl Suite<'_> {
             let label = format!("{name} gradient of {}", base_name(golden.name));
             checks.push(match ours.get(base_name(golden.name)) {
                 Some(ours) => {
-                    let error = closeness_of_max(ours, &golden.to_f32()?, self.tolerance.gradients);
+                    let error = self.tolerance.of_gradients(ours, &golden.to_f32()?);
                     Check::new(label, error, "gradient of the mean NLL")
                 }
                 None => Check::failed(label, "the engine has no such parameter"),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Loader;
-use super::check::{Check, Tolerance, closeness, closeness_of_max};
+use super::check::{Check, Tolerance};
 use crate::control::Cancel;
 use crate::engine::reference::{Reference, by_base_name};
 use crate::engine::{Batch, Pass, Request, Row, Sampling, Scores, Trainable};
@@ -93,7 +93,7 @@ impl Subject<'_> {
 
     fn compare(&self, label: &str, ours: &Scores, golden: &Scores) -> Vec<Check> {
         let close =
-            |ours: &[Vec<f32>], golden: &[Vec<f32>]| closeness(&ours.concat(), &golden.concat(), self.tolerance.logits);
+            |ours: &[Vec<f32>], golden: &[Vec<f32>]| self.tolerance.of_logits(&ours.concat(), &golden.concat());
         vec![
             Check::new(format!("{label}: log-probs"), close(&ours.log_probs, &golden.log_probs), "all rows"),
             Check::new(format!("{label}: entropies"), close(&ours.entropies, &golden.entropies), "all rows"),
@@ -110,7 +110,7 @@ impl Subject<'_> {
         let made = made.pop().ok_or_else(|| Error::failed("generation gave nothing"))?;
         let rows = vec![Row { prompt, completion: made.tokens }];
         let golden = Reference::load(self.model, Some(self.adapter))?.forward(&Batch { rows, temperature: 1.0 })?;
-        let error = closeness(&made.log_probs, &golden.log_probs.concat(), self.tolerance.logits);
+        let error = self.tolerance.of_logits(&made.log_probs, &golden.log_probs.concat());
         Ok(vec![Check::new("greedy continuation: log-probs", error, "of the generated tokens")])
     }
 
@@ -142,7 +142,7 @@ impl Subject<'_> {
                 let label = format!("gradient of {name}");
                 match golden.get(&name) {
                     Some(golden) => {
-                        let error = closeness_of_max(&ours.data, &golden.data, self.tolerance.gradients);
+                        let error = self.tolerance.of_gradients(&ours.data, &golden.data);
                         Check::new(label, error, "of weighted log-probs and entropies")
                     }
                     None => Check::failed(label, "the reference has no such parameter"),

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 /// A completion token to score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(in crate::engine) struct Target {
     /// Packed token whose output predicts it.
     pub at: usize,
     pub token: u32,
@@ -17,7 +17,7 @@ pub(super) struct Target {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Packed {
+pub(in crate::engine) struct Packed {
     pub tokens: Vec<u32>,
     pub positions: Vec<u32>,
     pub spans: Vec<Span>,
@@ -75,7 +75,7 @@ impl Packed {
 
 /// Rows in the order given, cut into batches of about `tokens`; rows of one prompt that stand together stay together
 /// as long as they fit.
-pub(super) fn cut(rows: &[Row], tokens: usize) -> Vec<std::ops::Range<usize>> {
+pub(in crate::engine) fn cut(rows: &[Row], tokens: usize) -> Vec<std::ops::Range<usize>> {
     let mut cuts = Vec::new();
     let (mut start, mut sum) = (0, 0);
     for (i, row) in rows.iter().enumerate() {
@@ -97,7 +97,7 @@ pub(super) fn cut(rows: &[Row], tokens: usize) -> Vec<std::ops::Range<usize>> {
 
 /// # Errors
 /// Where a row is empty, too long for the model or names a token that it has not.
-pub(super) fn check(rows: &[Row], vocab: usize, max_position: usize) -> Result<()> {
+pub(in crate::engine) fn check(rows: &[Row], vocab: usize, max_position: usize) -> Result<()> {
     for (i, row) in rows.iter().enumerate() {
         if row.prompt.is_empty() {
             return Err(Error::input(format!("row {i} has an empty prompt"))
@@ -113,7 +113,7 @@ pub(super) fn check(rows: &[Row], vocab: usize, max_position: usize) -> Result<(
     Ok(())
 }
 
-pub(super) fn check_tokens(row: usize, tokens: &[u32], vocab: usize) -> Result<()> {
+pub(in crate::engine) fn check_tokens(row: usize, tokens: &[u32], vocab: usize) -> Result<()> {
     match tokens.iter().find(|&&token| token as usize >= vocab) {
         Some(token) => {
             Err(Error::input(format!("row {row} has token {token}, but the vocabulary ends at {}", vocab - 1))

@@ -3,15 +3,15 @@
 //! One copy of the weights serves generation, scoring and training. By the kernels' chain rule a token's logits are
 //! the same bits whether it is generated alone, in a batch, after a shared prompt, or scored in training.
 
-mod batch;
+pub(in crate::engine) mod batch;
 mod block;
 mod generate;
 mod head;
 pub mod kernels;
 mod layers;
-mod noise;
+pub(in crate::engine) mod noise;
 mod parameters;
-mod rope;
+pub(in crate::engine) mod rope;
 mod rows;
 mod tape;
 

@@ -5,7 +5,7 @@ use crate::engine::philox::{Stream, normals};
 use crate::engine::{NoiseReport, NormNoise};
 
 /// Noise for every block norm, `[layers, 2, hidden]`; each norm has its own part of the stream.
-pub(super) fn draw(noise: NormNoise, layers: usize, hidden: usize) -> Vec<f32> {
+pub(in crate::engine) fn draw(noise: NormNoise, layers: usize, hidden: usize) -> Vec<f32> {
     let mut out = vec![0f32; layers * 2 * hidden];
     for (part, norm) in out.chunks_exact_mut(hidden).enumerate() {
         normals(noise.seed, Stream::Noise, part as u32, norm);
@@ -30,7 +30,7 @@ pub(super) fn effective(weights: &Weights, values: &[f32], adapter: bool, noise:
 }
 
 /// What the noise measures, rounding of the sum included.
-pub(super) fn measure(clean: &[f32], noisy: &[f32]) -> NoiseReport {
+pub(in crate::engine) fn measure(clean: &[f32], noisy: &[f32]) -> NoiseReport {
     let n = clean.len().max(1) as f64;
     let differences = || clean.iter().zip(noisy).map(|(c, y)| f64::from(*y) - f64::from(*c));
     let mean = differences().sum::<f64>() / n;

@@ -5,7 +5,7 @@ use crate::model::{ModelConfig, RopeScaling};
 
 /// cos and sin of every position so far, `[position, dim / 2]`; grows as longer sequences come.
 #[derive(Debug)]
-pub(super) struct Rope {
+pub(in crate::engine) struct Rope {
     frequencies: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -34,6 +34,11 @@ impl Rope {
                 self.sin.push(angle.sin() as f32);
             }
         }
+    }
+
+    /// cos and sin of the known positions, `[positions, dim / 2]`.
+    pub fn tables(&self) -> (&[f32], &[f32]) {
+        (&self.cos, &self.sin)
     }
 
     /// Turns `x` `[positions.len(), heads, dim]` in place; backwards undoes it (and turns gradients).

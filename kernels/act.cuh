@@ -1,0 +1,97 @@
+// What the plain kernels share: the type of activations and sums over a block. No header is included, so that NVRTC
+// and nvcc compile the same text.
+//
+// `act` is bf16 (bits in an unsigned short), or float in the check mode (ACT_F32).
+#pragma once
+
+typedef unsigned short bf16_bits;
+#if ACT_F32
+typedef float act;
+#else
+typedef bf16_bits act;
+#endif
+
+static __device__ __forceinline__ float widen(float x) { return x; }
+static __device__ __forceinline__ float widen(bf16_bits x) { return __uint_as_float((unsigned)x << 16); }
+
+static __device__ __forceinline__ bf16_bits bf16_round(float x) {
+    unsigned short r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x));
+    return r;
+}
+static __device__ __forceinline__ void narrow(float x, float &y) { y = x; }
+static __device__ __forceinline__ void narrow(float x, bf16_bits &y) { y = bf16_round(x); }
+
+// Sum of d values, q in shared memory or registers of floats, k in memory; d counts by 8 where the rows are aligned.
+static __device__ __forceinline__ float dot(const float *q, const float *k, int dim) {
+    float sum = 0.f;
+    if (dim % 4 == 0) {
+        const float4 *v = (const float4 *)k;
+        for (int i = 0; i < dim / 4; i++) {
+            float4 x = v[i];
+            const float *p = q + 4 * i;
+            sum += p[0] * x.x + p[1] * x.y + p[2] * x.z + p[3] * x.w;
+        }
+        return sum;
+    }
+    for (int i = 0; i < dim; i++) sum += q[i] * k[i];
+    return sum;
+}
+static __device__ __forceinline__ float dot(const float *q, const bf16_bits *k, int dim) {
+    float sum = 0.f;
+    if (dim % 8 == 0) {
+        const uint4 *v = (const uint4 *)k;
+        for (int i = 0; i < dim / 8; i++) {
+            uint4 x = v[i];
+            const unsigned w[4] = {x.x, x.y, x.z, x.w};
+            const float *p = q + 8 * i;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                sum += p[2 * j] * __uint_as_float(w[j] << 16) + p[2 * j + 1] * __uint_as_float(w[j] & 0xffff0000u);
+        }
+        return sum;
+    }
+    for (int i = 0; i < dim; i++) sum += q[i] * widen(k[i]);
+    return sum;
+}
+
+static __device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int i = 16; i; i >>= 1) x += __shfl_xor_sync(0xffffffffu, x, i);
+    return x;
+}
+static __device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int i = 16; i; i >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
+    return x;
+}
+
+// Over a block of whole warps; every thread gets the result. The order of additions is fixed.
+static __device__ float block_sum(float x) {
+    __shared__ float part[33];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) part[warp] = x;
+    __syncthreads();
+    if (warp == 0) {
+        x = warp_sum(lane < warps ? part[lane] : 0.f);
+        if (lane == 0) part[32] = x;
+    }
+    __syncthreads();
+    return part[32];
+}
+static __device__ float block_max(float x) {
+    __shared__ float part[33];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) part[warp] = x;
+    __syncthreads();
+    if (warp == 0) {
+        x = warp_max(lane < warps ? part[lane] : __int_as_float(0xff800000));
+        if (lane == 0) part[32] = x;
+    }
+    __syncthreads();
+    return part[32];
+}
