@@ -106,6 +106,11 @@ DEVICE void copy_async_16(u32 shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// `bytes` 16 or 0: zeros instead.
+DEVICE void copy_async_16_or_zero(u32 shared, const void *global, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
 DEVICE void copy_async_4(u32 shared, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
