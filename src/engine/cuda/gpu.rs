@@ -243,6 +243,36 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("decode.cu", &["cache_write", "decode_slots", "decode_advance", "copy_pages", "decode_attention"]),
     ("dequantize.cu", &["dequantize_nvfp4", "dequantize_mxfp4", "dequantize_nf4"]),
     ("optimizer.cu", &["square_sums", "adamw"]),
+    ("gemm_e2m1.cu", &["gemm_e2m1_8", "gemm_e2m1_16", "gemm_e2m1_32"]),
+    ("gemm_nf4.cu", &["gemm_nf4_8", "gemm_nf4_16", "gemm_nf4_32"]),
+    ("gemm_bf16.cu", &["gemm_bf16_8", "gemm_bf16_16", "gemm_bf16_32"]),
+    ("gemm_e2m1_wide.cu", &["gemm_e2m1_wide64", "gemm_e2m1_wide128"]),
+    ("gemm_nf4_wide.cu", &["gemm_nf4_wide64", "gemm_nf4_wide128"]),
+    ("gemm_bf16_wide.cu", &["gemm_bf16_wide64", "gemm_bf16_wide128"]),
+    (
+        "shuffle.cu",
+        &[
+            "shuffle_nvfp4",
+            "shuffle_mxfp4",
+            "shuffle_nf4",
+            "shuffle_bf16",
+            "unshuffle_e2m1",
+            "unshuffle_nf4",
+            "unshuffle_bf16",
+        ],
+    ),
+    ("lora_down.cu", &["lora_down"]),
+    (
+        "flash_decode.cu",
+        &[
+            "flash_decode_64",
+            "flash_decode_shared_64",
+            "flash_decode_join_64",
+            "flash_decode_128",
+            "flash_decode_shared_128",
+            "flash_decode_join_128",
+        ],
+    ),
     ("fill.cu", &["fill_bits", "fill_bytes", "fill_act", "fill_floats"]),
 ];
 
