@@ -6,7 +6,7 @@
 struct GemmArgs {
     const u8 *w;             // blocks of weights.cuh
     const float *row_scale;  // [N / 8], in the order of the shuffled rows
-    const u16 *x;            // [m, ldx] bf16, 16-byte aligned, ldx a multiple of 8
+    const u16 *x;            // bf16, 16-byte aligned: the image of arrange.cu (few tokens), or [m, ldx] (many)
     void *y;                 // [m, ldy] bf16, or f32 with OUT_F32
     const u16 *residual;     // [m, ldy] bf16 or null: added before rounding; may be y itself
     // By segment of rows (projections whose weights lie under one another): bias [rows of it] f32 or null, and LoRA's B

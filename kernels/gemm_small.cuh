@@ -7,14 +7,17 @@
 // blocks coming, weights before the wait for the previous kernel (they depend on nothing). The work is cut by Cut: with
 // a grid and a granule that cut between tiles nobody waits for anybody; otherwise sums of other blocks are added in
 // order of k, so the result depends on the grid but never on timing.
+//
+// A bulk copy costs the copy engine some 50 ns whatever its size (2026-12-01, H200: time went with their number), so x
+// comes as the image [K / 64][m][144 bytes] of arrange.cu, one copy a stage.
 #pragma once
 #include "gemm_args.cuh"
 
 template <int FORMAT, int MT, int T, int S, int WK, int KS, int NST> struct SmallGemm {
     static constexpr int BLOCK = Block<FORMAT>::BYTES, GROUPS = T / S;
     static constexpr int WARPS = GROUPS * WK, THREADS = WARPS * 32 + 32;
-    static constexpr int X_ROW = KS * 128 + 16;  // 16 bytes more: rows g begin in different banks
-    static constexpr int W_BYTES = T * KS * BLOCK, STAGE = W_BYTES + MT * 8 * X_ROW;
+    static constexpr int X_ROW = 144;  // bytes of a token's 64 columns in the image of x (arrange.cu)
+    static constexpr int W_BYTES = T * KS * BLOCK, STAGE = W_BYTES + KS * MT * 8 * X_ROW;
     static constexpr int SUMS = (WK - 1) * T * MT * 512;
     static constexpr int SMEM = 256 + NST * STAGE + 2 * SUMS;
 
@@ -50,7 +53,7 @@ template <int FORMAT, int MT, int T, int S, int WK, int KS, int NST> struct Smal
         int k_blocks = args.k / 64, strips = min(T, args.n / 16 - tile * T);
         const u8 *w = args.w + ((size_t)tile * T * k_blocks + from) * BLOCK;
 #if QERL_SM90
-        if (lane == 0) barrier_expect(full, (strips * BLOCK + args.m * 128) * count);
+        if (lane == 0) barrier_expect(full, (strips * BLOCK + args.m * X_ROW) * count);
         __syncwarp();
         if (lane < strips) copy_bulk(stage + lane * KS * BLOCK, w + (size_t)lane * k_blocks * BLOCK, count * BLOCK, full);
 #else
@@ -61,16 +64,12 @@ template <int FORMAT, int MT, int T, int S, int WK, int KS, int NST> struct Smal
     }
 
     DEVICE void produce_x(const GemmArgs &args, u32 stage, u32 full, int from, int count, int lane) {
-        u32 to = stage + W_BYTES;
-        const u16 *x = args.x + from * 64;
+        const u8 *x = (const u8 *)args.x + (size_t)from * args.m * X_ROW;
+        int bytes = count * args.m * X_ROW;
 #if QERL_SM90
-        for (int row = lane; row < args.m; row += 32)
-            copy_bulk(to + row * X_ROW, x + (size_t)row * args.ldx, count * 128, full);
+        if (lane == 0) copy_bulk(stage + W_BYTES, x, bytes, full);
 #else
-        for (int i = lane; i < args.m * count * 8; i += 32) {
-            int row = i / (count * 8), c = i - row * count * 8;
-            copy_async_16(to + row * X_ROW + c * 16, x + (size_t)row * args.ldx + c * 8);
-        }
+        for (int i = lane * 16; i < bytes; i += 512) copy_async_16(stage + W_BYTES + i, x + i);
         barrier_arrive_copies(full);
 #endif
     }
@@ -205,15 +204,15 @@ template <int FORMAT, int MT, int T, int S, int WK, int KS, int NST> struct Smal
                 int count = min(KS, cursor.stop - cursor.block), slot = i % NST;
                 barrier_wait(full + 8 * slot, i / NST & 1);
                 const u8 *stage = shared + 256 + slot * STAGE;
-                const u8 *w = stage + (strip0 * KS + part) * BLOCK, *x = stage + W_BYTES + part * 128;
+                const u8 *w = stage + (strip0 * KS + part) * BLOCK, *x = stage + W_BYTES + part * args.m * X_ROW;
                 if (count == KS) {
 #pragma unroll
                     for (int k = 0; k < KS / WK; k++)
-                        block_products(args, w + k * WK * BLOCK, x + k * WK * 128, lane, table, c);
+                        block_products(args, w + k * WK * BLOCK, x + k * WK * args.m * X_ROW, lane, table, c);
                 } else {
 #pragma unroll 1
                     for (int k = 0; k * WK + part < count; k++)
-                        block_products(args, w + k * WK * BLOCK, x + k * WK * 128, lane, table, c);
+                        block_products(args, w + k * WK * BLOCK, x + k * WK * args.m * X_ROW, lane, table, c);
                 }
                 __syncwarp();
                 if (lane == 0) barrier_arrive(empty + 8 * slot);

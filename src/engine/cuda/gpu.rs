@@ -243,12 +243,9 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("decode.cu", &["cache_write", "decode_slots", "decode_advance", "copy_pages", "decode_attention"]),
     ("dequantize.cu", &["dequantize_nvfp4", "dequantize_mxfp4", "dequantize_nf4"]),
     ("optimizer.cu", &["square_sums", "adamw"]),
-    ("gemm_e2m1.cu", &["gemm_e2m1_8", "gemm_e2m1_16", "gemm_e2m1_32"]),
+    ("gemm_e2m1.cu", &["gemm_e2m1_8", "gemm_e2m1_16", "gemm_e2m1_32", "gemm_e2m1_64"]),
     ("gemm_nf4.cu", &["gemm_nf4_8", "gemm_nf4_16", "gemm_nf4_32"]),
     ("gemm_bf16.cu", &["gemm_bf16_8", "gemm_bf16_16", "gemm_bf16_32"]),
-    ("gemm_e2m1_wide.cu", &["gemm_e2m1_wide64", "gemm_e2m1_wide128"]),
-    ("gemm_nf4_wide.cu", &["gemm_nf4_wide64", "gemm_nf4_wide128"]),
-    ("gemm_bf16_wide.cu", &["gemm_bf16_wide64", "gemm_bf16_wide128"]),
     (
         "shuffle.cu",
         &[
@@ -261,6 +258,7 @@ const KERNELS: &[(&str, &[&str])] = &[
             "unshuffle_bf16",
         ],
     ),
+    ("arrange.cu", &["arrange"]),
     ("lora_down.cu", &["lora_down"]),
     (
         "flash_decode.cu",
