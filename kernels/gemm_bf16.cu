@@ -2,6 +2,5 @@
 #include "gemm_small.cuh"
 
 // name, format, tokens / 8, strips a tile, strips a warp, warps along k, k blocks a stage, stages
-SMALL_GEMM(gemm_bf16_8, BF16, 1, 8, 2, 2, 2, 4)
 SMALL_GEMM(gemm_bf16_16, BF16, 2, 8, 2, 2, 2, 4)
 SMALL_GEMM(gemm_bf16_32, BF16, 4, 8, 2, 2, 2, 4)

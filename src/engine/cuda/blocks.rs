@@ -297,10 +297,9 @@ mod tests {
     fn all_sixteen_codes_survive_a_word() {
         for code in 0..16u8 {
             let word = e2m1_word([[code, code ^ 5, code, code ^ 9], [code ^ 3, code, code ^ 15, code]]);
-            assert_eq!(
-                word.count_ones(),
-                [code, code ^ 5, code, code ^ 9, code ^ 3, code, code ^ 15, code].iter().map(|c| c.count_ones()).sum()
-            );
+            let codes = [code, code ^ 5, code, code ^ 9, code ^ 3, code, code ^ 15, code];
+            let ones: u32 = codes.iter().map(|c| c.count_ones()).sum();
+            assert_eq!(word.count_ones(), ones);
         }
     }
 

@@ -46,21 +46,15 @@ impl Kernel {
 const FOUR_BIT: usize = 576;
 const DENSE: usize = 2048;
 const E2M1: [Kernel; 4] = [
-    Kernel::new("gemm_e2m1_8", FOUR_BIT, [1, 8, 2, 2, 4, 4]),
+    Kernel::new("gemm_e2m1_8", FOUR_BIT, [1, 4, 2, 8, 16, 3]),
     Kernel::new("gemm_e2m1_16", FOUR_BIT, [2, 4, 2, 4, 8, 4]),
     Kernel::new("gemm_e2m1_32", FOUR_BIT, [4, 8, 2, 2, 4, 4]),
     Kernel::new("gemm_e2m1_64", FOUR_BIT, [8, 8, 2, 2, 4, 3]),
 ];
-const NF4: [Kernel; 3] = [
-    Kernel::new("gemm_nf4_8", FOUR_BIT, [1, 8, 2, 2, 4, 4]),
-    Kernel::new("gemm_nf4_16", FOUR_BIT, [2, 8, 2, 2, 4, 4]),
-    Kernel::new("gemm_nf4_32", FOUR_BIT, [4, 8, 2, 2, 4, 4]),
-];
-const BF16: [Kernel; 3] = [
-    Kernel::new("gemm_bf16_8", DENSE, [1, 8, 2, 2, 2, 4]),
-    Kernel::new("gemm_bf16_16", DENSE, [2, 8, 2, 2, 2, 4]),
-    Kernel::new("gemm_bf16_32", DENSE, [4, 8, 2, 2, 2, 4]),
-];
+const NF4: [Kernel; 2] =
+    [Kernel::new("gemm_nf4_8", FOUR_BIT, [1, 8, 2, 2, 4, 4]), Kernel::new("gemm_nf4_16", FOUR_BIT, [2, 8, 2, 2, 4, 4])];
+const BF16: [Kernel; 2] =
+    [Kernel::new("gemm_bf16_16", DENSE, [2, 8, 2, 2, 2, 4]), Kernel::new("gemm_bf16_32", DENSE, [4, 8, 2, 2, 2, 4])];
 
 /// Every kernel of a format, by rising number of tokens.
 pub fn kernels(format: Format) -> &'static [Kernel] {
@@ -91,11 +85,10 @@ pub fn choose(format: Format, [n, k]: [usize; 2], tokens: usize, processors: usi
         return None;
     }
     let tiles = n.div_ceil(16 * kernel.strips);
-    let granule = kernel.blocks.min(k / 64);
+    // Where the tiles nearly fill the chip, they stay whole: nobody waits for another's sums.
+    let granule = if tiles <= processors && 2 * tiles > processors { k / 64 } else { kernel.blocks.min(k / 64) };
     let work = tiles * (k / 64).div_ceil(granule);
-    // Two blocks a multiprocessor where both fit and there is enough to do for each: 10% faster there, slower elsewhere.
-    let two = 2 * kernel.shared() + 2048 <= shared && work >= 8 * 2 * processors;
-    Some(Choice { kernel, grid: work.min(if two { 2 * processors } else { processors }), granule })
+    Some(Choice { kernel, grid: work.min(processors), granule })
 }
 
 #[cfg(test)]

@@ -232,10 +232,7 @@ const KERNELS: &[(&str, &[&str])] = &[
             "embedding_backward",
         ],
     ),
-    (
-        "gemm.cu",
-        &["gemm_aaa", "gemm_aaf", "gemm_afa", "gemm_aff", "gemm_faa", "gemm_faf", "gemm_ffa", "gemm_fff"],
-    ),
+    ("gemm.cu", &["gemm_aaa", "gemm_aaf", "gemm_afa", "gemm_aff", "gemm_faa", "gemm_faf", "gemm_ffa", "gemm_fff"]),
     ("attention.cu", &["attention_forward"]),
     ("attention_backward.cu", &["attention_delta", "attention_backward_q", "attention_backward_kv"]),
     ("head.cu", &["score", "score_backward"]),
@@ -244,8 +241,8 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("dequantize.cu", &["dequantize_nvfp4", "dequantize_mxfp4", "dequantize_nf4"]),
     ("optimizer.cu", &["square_sums", "adamw"]),
     ("gemm_e2m1.cu", &["gemm_e2m1_8", "gemm_e2m1_16", "gemm_e2m1_32", "gemm_e2m1_64"]),
-    ("gemm_nf4.cu", &["gemm_nf4_8", "gemm_nf4_16", "gemm_nf4_32"]),
-    ("gemm_bf16.cu", &["gemm_bf16_8", "gemm_bf16_16", "gemm_bf16_32"]),
+    ("gemm_nf4.cu", &["gemm_nf4_8", "gemm_nf4_16"]),
+    ("gemm_bf16.cu", &["gemm_bf16_16", "gemm_bf16_32"]),
     (
         "shuffle.cu",
         &[
@@ -303,14 +300,8 @@ impl Gpu {
         let stream = context.new_stream().map_err(|e| device_error("make a stream", e))?;
         keep_freed_memory(&context)?;
         let target = target(&context)?;
-        let mut gpu = Self {
-            context,
-            stream,
-            functions: HashMap::new(),
-            width,
-            meter: Arc::new(Meter::default()),
-            blas: None,
-        };
+        let mut gpu =
+            Self { context, stream, functions: HashMap::new(), width, meter: Arc::new(Meter::default()), blas: None };
         gpu.load(&target)?;
         if width == Width::Bf16 && Library::CublasLt.find().is_some() {
             gpu.blas = Some(CublasLt::new(&gpu)?);
@@ -467,8 +458,7 @@ impl Gpu {
 
     /// Gives a kernel to the stream.
     pub fn launch(&self, name: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        let function =
-            self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
+        let function = self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
         if grid.blocks.contains(&0) {
             return Ok(());
         }
@@ -498,8 +488,7 @@ impl Gpu {
         if bytes <= 48 << 10 {
             return Ok(());
         }
-        let function =
-            self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
+        let function = self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         function
             .set_attribute(attribute, bytes as i32)
