@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use qerl::control::{Cancel, Quiet};
-use qerl::engine::{AdamW, Batch, Engine, Load, Pass, Request, Row, Sampling, Trainable, load};
+use qerl::engine::{AdamW, Batch, Engine, Load, Moments, Pass, Request, Row, Sampling, Trainable, load};
 use qerl::model::{Adapter, Checkpoint, Projection, compress};
 use qerl::quant::Format;
 
@@ -89,7 +89,14 @@ fn train(engine: &mut dyn Engine) -> Outcome {
     let scores = engine.forward(&batch, Pass::Train)?;
     let slopes: Vec<Vec<f32>> = scores.log_probs.iter().map(|row| vec![-1.0 / 1016.0; row.len()]).collect();
     engine.backward(&slopes, &[])?;
-    engine.apply(&AdamW { lr: 1e-5, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0 })?;
+    engine.apply(&AdamW {
+        lr: 1e-5,
+        betas: (0.9, 0.99),
+        eps: 1e-8,
+        weight_decay: 0.0,
+        max_grad_norm: 1.0,
+        moments: Moments::F32,
+    })?;
     Ok(())
 }
 

@@ -310,10 +310,10 @@ impl Layer {
         let (q, rest) = out.split_at_mut(m * HIDDEN);
         let (k, rest) = rest.split_at_mut(m * KV);
         let v = &mut rest[..m * KV];
-        Matrix::products(pool, hidden, m, &mut [(&self.q, q), (&self.k, k), (&self.v, v)], false);
+        Matrix::products(pool, hidden, m, &mut [(&self.q, q), (&self.k, k), (&self.v, v)], false, None);
         self.o.product(pool, hidden, m, &mut out[..m * HIDDEN], true);
         let (gate, up) = out.split_at_mut(m * INTERMEDIATE);
-        Matrix::products(pool, hidden, m, &mut [(&self.gate, gate), (&self.up, up)], false);
+        Matrix::products(pool, hidden, m, &mut [(&self.gate, gate), (&self.up, up)], false, None);
         self.down.product(pool, &x[..m * INTERMEDIATE], m, &mut out[..m * HIDDEN], true);
     }
 }

@@ -36,6 +36,8 @@ pub trait Progress: Send + Sync {
     fn at(&self, done: u64, note: &str);
     /// One line for the user that must not be lost (a warning, a decision).
     fn say(&self, line: &str);
+    /// The figures of a finished training step, under their names in metrics.jsonl.
+    fn figures(&self, _figures: &serde_json::Map<String, serde_json::Value>) {}
 }
 
 /// Progress for callers who do not watch.

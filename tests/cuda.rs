@@ -10,7 +10,7 @@ use qerl::engine::cuda::device::gpus;
 use qerl::engine::cuda::{CudaEngine, Options};
 use qerl::engine::reference::{Reference, by_base_name};
 use qerl::engine::{
-    AdamW, Batch, Completion, Engine, NamedTensor, NormNoise, Pass, Request, Row, Sampling, Trainable,
+    AdamW, Batch, Completion, Engine, Moments, NamedTensor, NormNoise, Pass, Request, Row, Sampling, Trainable,
 };
 use qerl::model::{Adapter, Checkpoint, ModelConfig, Projection, names, write_dense};
 use qerl::rl::random::{key, normal};
@@ -195,19 +195,25 @@ fn all_parameters(width: Width) {
         let reference = Reference::load(model.path(), None).unwrap();
         let golden = by_base_name(reference.gradients(&batch, &d_log_probs, &d_entropies).unwrap());
         assert_eq!(ours.len(), golden.len(), "{architecture}");
-        let mut failed = Vec::new();
+        let (mut failed, mut dots) = (Vec::new(), [0f64; 3]);
         for tensor in &ours {
             let golden = &golden[&tensor.name].data;
             let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
                 tensor.data.iter().zip(golden).map(|(&a, &b)| f(f64::from(a), f64::from(b))).sum()
             };
             let cosine = sum(&|a, b| a * b) / (sum(&|a, _| a * a) * sum(&|_, b| b * b)).sqrt();
+            dots[0] += sum(&|a, b| a * b);
+            dots[1] += sum(&|a, _| a * a);
+            dots[2] += sum(&|_, b| b * b);
             let error = (sum(&|a, b| (a - b) * (a - b)) / sum(&|_, b| b * b)).sqrt();
-            let good = if width == Width::F32 { error < 1e-4 } else { cosine >= 0.999 };
+            let good = if width == Width::F32 { error < 1e-4 } else { cosine >= 0.995 };
             if !good {
                 failed.push(format!("{architecture} {}: error {error}, cosine {cosine}", tensor.name));
             }
         }
+        let together = dots[0] / (dots[1] * dots[2]).sqrt();
+        println!("{architecture} {width:?} large: {large}: cosine of all gradients together {together:.6}");
+        assert!(together >= 0.999, "{architecture}: {together}");
         assert!(failed.is_empty(), "{}", failed.join("\n"));
     }
 }
@@ -361,7 +367,8 @@ fn a_resumed_engine_steps_to_the_same_bits() {
     let adapter = adapter(model.path());
     let trainable = Trainable::Adapter { norms: true };
     let make = || engine(model.path(), Some(adapter.path()), trainable, Options::default());
-    let step = AdamW { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
+    let step =
+        AdamW { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0, moments: Moments::F32 };
     let mut whole = make();
     let mut resumed = make();
     for i in 0..4 {
@@ -385,10 +392,16 @@ fn adamw_steps_as_the_cpu_engine_does() {
     if !gpu() {
         return;
     }
-    let model = model("Qwen2", true, false);
+    for (moments, large) in [(Moments::F32, false), (Moments::Blockwise8, true)] {
+        steps_agree(moments, large);
+    }
+}
+
+fn steps_agree(moments: Moments, large: bool) {
+    let model = model("Qwen2", true, large);
     let adapter = adapter(model.path());
     let trainable = Trainable::Adapter { norms: true };
-    let step = AdamW { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-6, weight_decay: 0.1, max_grad_norm: 1.0 };
+    let step = AdamW { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-6, weight_decay: 0.1, max_grad_norm: 1.0, moments };
     let budget = Budget { kv_cache: 1 << 30, activations: 1 << 30 };
     let mut cpu = CpuEngine::load(model.path(), Some(adapter.path()), trainable, 2, budget).unwrap();
     let mut cuda = engine(model.path(), Some(adapter.path()), trainable, options(Width::F32));
@@ -405,6 +418,7 @@ fn adamw_steps_as_the_cpu_engine_does() {
         assert_eq!((&a.name, &a.shape), (&b.name, &b.shape));
         let error = a.data.iter().zip(&b.data).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>().sqrt();
         let size = a.data.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-        assert!(error < 2e-3 * size, "{}: {error} of {size}", a.name);
+        let allowed = if moments == Moments::F32 { 2e-3 } else { 1e-2 };
+        assert!(error < allowed * size, "{moments:?} {}: {error} of {size}", a.name);
     }
 }

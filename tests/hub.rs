@@ -375,6 +375,24 @@ fn a_hub_that_names_hostile_files_is_refused() {
 }
 
 #[test]
+fn a_cache_that_cannot_be_used_is_named() {
+    let bench = Bench::new();
+    let (hub, snapshot) = (bench.hub(), bench.resolve());
+    std::fs::write(bench.cache(), "").unwrap();
+    let cache = bench.cache().display().to_string();
+    let error = bench.weights(&hub, &snapshot).unwrap_err();
+    assert!(error.hint_text().is_some_and(|hint| hint.contains("HF_HOME")), "{error}");
+    hinted(error, Kind::Storage, &cache);
+    // What a later run finds in its place is used.
+    std::fs::remove_file(bench.cache()).unwrap();
+    assert_eq!(bench.weights(&hub, &snapshot).unwrap(), noise(SIZE));
+    // A damaged pointer to the commit of `main` does no harm either.
+    std::fs::create_dir_all(bench.cache().join("models--o--m/refs")).unwrap();
+    std::fs::write(bench.cache().join("models--o--m/refs/main"), b"\xff\xfe../../..").unwrap();
+    assert_eq!(bench.resolve(), snapshot);
+}
+
+#[test]
 fn long_listings_come_page_by_page() {
     let bench = Bench::new();
     let whole = bench.resolve();

@@ -5,6 +5,10 @@
 mod fake;
 #[path = "trainer/faults.rs"]
 mod faults;
+#[path = "trainer/on_engine.rs"]
+mod on_engine;
+#[path = "random_model/mod.rs"]
+mod random_model;
 #[path = "trainer/stages.rs"]
 mod stages;
 
@@ -56,6 +60,7 @@ fn settings(steps: u64) -> Settings {
         entropy_quantile: 1.0,
         max_refills: Some(3),
         old_log_probs: OldLogProbs::Recompute,
+        shuffle_rewards: false,
         aqn: None,
         optimizer: OptimizerSettings {
             kind: OptimizerKind::AdamW,
@@ -88,6 +93,17 @@ fn train_with(
     rewards: RewardSet,
     tasks: &[Task],
 ) -> Result<Finished> {
+    drive(engine, settings, work, rewards, tasks, &[EOS])
+}
+
+fn drive(
+    engine: &mut Fake,
+    settings: &Settings,
+    work: &Path,
+    rewards: RewardSet,
+    tasks: &[Task],
+    eos: &[u32],
+) -> Result<Finished> {
     let cancel = Cancel::new();
     let trainer = Trainer {
         engine,
@@ -95,13 +111,18 @@ fn train_with(
         tasks,
         eval_tasks: tasks,
         rewards,
-        eos: &[EOS],
+        eos,
         decode: &decode,
         work,
         progress: &Quiet,
         cancel: &cancel,
     };
     trainer.run()
+}
+
+/// With other ends than [`EOS`].
+fn train_eos(engine: &mut Fake, settings: &Settings, work: &Path, eos: &[u32]) -> Result<Finished> {
+    drive(engine, settings, work, rewards(&[("accuracy", 1.0)]), &tasks(), eos)
 }
 
 fn train(engine: &mut Fake, settings: &Settings, work: &Path) -> Result<Finished> {
@@ -182,6 +203,23 @@ fn rewards_that_say_nothing_of_the_answer_do_not_make_it_better() {
     let accuracy = series(&finished, "rollout/accuracy");
     let last = accuracy[40..].iter().sum::<f64>() / 20.0;
     assert!(last < 0.25, "{last}");
+}
+
+#[test]
+fn shuffled_rewards_are_those_of_the_group_and_teach_nothing() {
+    let base = Settings { max_refills: None, ..settings(60) };
+    let run = |shuffle_rewards| {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings { shuffle_rewards, ..base.clone() };
+        let finished = train(&mut Fake::new(), &settings, dir.path()).unwrap();
+        (series(&finished, "rollout/accuracy"), series(&finished, "reward"), series(&finished, "grad_norm"))
+    };
+    let (honest, shuffled) = (run(false), run(true));
+    // The first rollout is the same one, its rewards have only changed places.
+    assert_eq!((honest.0[0], honest.1[0]), (shuffled.0[0], shuffled.1[0]));
+    assert_ne!(honest.2[0], shuffled.2[0]);
+    let last = |accuracy: &[f64]| accuracy[50..].iter().sum::<f64>() / 10.0;
+    assert!(last(&honest.0) > 0.6 && last(&shuffled.0) < 0.3, "{} {}", last(&honest.0), last(&shuffled.0));
 }
 
 #[test]
@@ -395,6 +433,19 @@ fn eight_bit_adamw_trains() {
     let dir = tempfile::tempdir().unwrap();
     let finished = train(&mut Fake::new(), &settings, dir.path()).unwrap();
     assert_eq!(series(&finished, "eval/accuracy").pop(), Some(1.0));
+}
+
+/// docs/training.md names every key of a train stage, and the schema describes each.
+#[test]
+fn every_option_is_documented() {
+    let page = include_str!("../docs/training.md");
+    let schema = qerl::stages::Kind::Train.schema().to_value();
+    let keys = schema["properties"].as_object().unwrap();
+    assert!(keys.len() > 40);
+    for (key, field) in keys {
+        assert!(page.contains(&format!("`{key}")), "docs/training.md does not name {key}");
+        assert!(field["description"].as_str().is_some_and(|text| !text.is_empty()), "{key} has no description");
+    }
 }
 
 #[test]

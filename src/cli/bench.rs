@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::out::write as out;
 use crate::control::Cancel;
 use crate::engine::cuda::{CudaEngine, Options, device};
-use crate::engine::{AdamW, Batch, Engine, Pass, Request, Row, Sampling, Trainable};
+use crate::engine::{AdamW, Batch, Engine, Moments, Pass, Request, Row, Sampling, Trainable};
 use crate::error::Kind;
 use crate::model::{ModelConfig, Projection};
 use crate::quant::Format;
@@ -142,6 +142,8 @@ fn ids(purpose: &str, row: usize, count: usize, vocab: usize) -> Vec<u32> {
 }
 
 fn rollout(args: &Rollout, ordinal: usize) -> Result<Value> {
+    let cancel = Cancel::new();
+    run::stop_on_interrupt(&cancel, || {})?;
     let clock = Instant::now();
     let (config, mut engine) = args.weights.engine(Trainable::None, ordinal, Options::from_env())?;
     let loaded = clock.elapsed().as_secs_f64();
@@ -180,7 +182,7 @@ fn rollout(args: &Rollout, ordinal: usize) -> Result<Value> {
         }
     }
     for (about, requests) in loads {
-        let outcome = measure(args, &config, &mut engine, &requests, &clock, &mut first_token);
+        let outcome = measure(args, &config, &mut engine, &requests, &cancel, &clock, &mut first_token);
         let mut entry = about;
         match outcome {
             Ok(Value::Object(figures)) => {
@@ -207,17 +209,16 @@ fn measure(
     config: &ModelConfig,
     engine: &mut CudaEngine,
     requests: &[Request],
+    cancel: &Cancel,
     start: &Instant,
     first_token: &mut Option<f64>,
 ) -> Result<Value> {
-    let cancel = Cancel::new();
-    run::stop_on_interrupt(&cancel, || {})?;
     let mut best: Option<(f64, f64, usize, f64)> = None;
     engine.take_peak();
     for _ in 0..args.runs.max(1) {
         let clock = Instant::now();
         let (mut first, mut steps) = (None, 0usize);
-        let done = engine.generate(requests, &[], &cancel, &mut |_, new| {
+        let done = engine.generate(requests, &[], cancel, &mut |_, new| {
             if new > 0 {
                 first.get_or_insert_with(|| clock.elapsed().as_secs_f64());
                 first_token.get_or_insert_with(|| start.elapsed().as_secs_f64());
@@ -262,7 +263,8 @@ fn train(args: &Train, ordinal: usize) -> Result<Value> {
     let tokens: usize = rows.iter().map(|r| r.completion.len() + 1).sum();
     let slopes: Vec<Vec<f32>> = rows.iter().map(|r| vec![-1.0 / tokens as f32; r.completion.len()]).collect();
     let batch = Batch { rows, temperature: 1.0 };
-    let step = AdamW { lr: 1e-5, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0 };
+    let moments = Moments::F32;
+    let step = AdamW { lr: 1e-5, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0, moments };
     let mut best: Option<[f64; 4]> = None;
     let mut norm = 0.0;
     engine.take_peak();

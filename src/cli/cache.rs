@@ -139,7 +139,13 @@ fn kept(store: &Store, pipelines: &[PathBuf]) -> Result<BTreeSet<String>> {
     for file in pipelines {
         let graph = Choice::default().load(file)?;
         let lock = plan::read_lock(&graph)?;
-        let around = Surroundings { graph: &graph, store, lock: &lock, base_dir: base_dir(&graph), backend: crate::engine::cuda::device::chosen()?.backend()? };
+        let around = Surroundings {
+            graph: &graph,
+            store,
+            lock: &lock,
+            base_dir: base_dir(&graph),
+            backend: crate::engine::cuda::device::chosen()?.backend()?,
+        };
         let options = plan::Options { versions: plan::Versions::KeepOld, ..plan::Options::default() };
         for entry in plan::plan(&around, &options)?.entries {
             match entry.action {

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::bar::Bar;
 use super::model_arg::ModelArg;
 use super::out::write as out;
 use super::sampling_args::SamplingArgs;
 use super::text_model::{TextModel, speed};
-use crate::control::{Cancel, Progress};
+use crate::control::Cancel;
 use crate::data::chat::Message;
 use crate::engine::{Request, Sampling};
 use crate::rl::random::key;
@@ -18,7 +17,7 @@ use crate::{Error, Result};
 
 /// Talk with a model, line by line
 ///
-/// Each line of stdin is a turn; answers go to stdout. /reset forgets the conversation, /exit or Ctrl-D ends it.
+/// Each line of stdin is a turn; answers go to stdout as they come. /reset forgets the conversation, /exit or Ctrl-D ends it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -66,10 +65,8 @@ pub fn run(args: &Args) -> Result<()> {
             }
             text => {
                 answering.store(true, Ordering::SeqCst);
-                let answer = talk.answer(text, at_terminal)?;
+                talk.answer(text, at_terminal)?;
                 answering.store(false, Ordering::SeqCst);
-                out(&(answer + "\n"))?;
-                std::io::stdout().flush().map_err(|e| Error::io("write to", "stdout", e))?;
             }
         }
     }
@@ -88,29 +85,28 @@ struct Talk<'a> {
 }
 
 impl Talk<'_> {
-    fn answer(&mut self, text: &str, show_speed: bool) -> Result<String> {
+    /// Asks the model and prints what it says while it says it.
+    fn answer(&mut self, text: &str, show_speed: bool) -> Result<()> {
         self.turns.push(Message::new("user", text));
         let prompt = self.prompt()?;
         let seed = key(self.args.sampling.seed, "chat", self.asked, 0);
         self.asked += 1;
         let max_new_tokens = self.args.sampling.max_new_tokens;
         let request = Request { prompt, max_new_tokens, sampling: self.sampling, seed };
-        let bar = Bar::new();
-        bar.total(max_new_tokens as u64, "tokens");
         let start = Instant::now();
-        let mut drawn = 0;
-        let made = self.model.engine.generate(&[request], self.model.text.eos(), &self.cancel, &mut |_, new| {
-            drawn += new;
-            bar.at(drawn as u64, &speed(drawn, start.elapsed().as_secs_f64()));
+        let (text, mut ids, mut shown) = (&self.model.text, Vec::new(), Shown::default());
+        let made = self.model.engine.stream(&request, text.eos(), &self.cancel, &mut |id| {
+            ids.push(id);
+            say(shown.more(&text.decode(&ids)?))
         })?;
-        drop(bar);
-        let tokens = made.first().map_or(&[][..], |made| &made.tokens);
-        let answer = self.model.text.decode(tokens)?;
-        self.turns.push(Message::new("assistant", answer.clone()));
+        let answer = text.decode(&made.tokens)?;
+        say(&(shown.rest(&answer) + "\n"))?;
+        self.turns.push(Message::new("assistant", answer));
         if show_speed {
-            eprintln!("({} tokens, {})", tokens.len(), speed(tokens.len(), start.elapsed().as_secs_f64()));
+            let count = made.tokens.len();
+            eprintln!("({count} tokens, {})", speed(count, start.elapsed().as_secs_f64()));
         }
-        Ok(answer)
+        Ok(())
     }
 
     /// The conversation as ids; its oldest turns are forgotten where it has grown too long for the model.
@@ -134,6 +130,34 @@ impl Talk<'_> {
     }
 }
 
+/// To stdout at once.
+fn say(text: &str) -> Result<()> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    out(text)?;
+    std::io::stdout().flush().map_err(|e| Error::io("write to", "stdout", e))
+}
+
+/// How much of an answer stands on the screen. A text that grows token by token may end within a character.
+#[derive(Debug, Default)]
+struct Shown(String);
+
+impl Shown {
+    /// What can be printed now, `text` being all so far.
+    fn more<'a>(&mut self, text: &'a str) -> &'a str {
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        let Some(new) = whole.strip_prefix(self.0.as_str()) else { return "" };
+        self.0.push_str(new);
+        new
+    }
+
+    /// What is missing of the finished `text`; all of it where a tokenizer went back on what it had said.
+    fn rest(&self, text: &str) -> String {
+        text.strip_prefix(self.0.as_str()).map_or_else(|| format!("\n{text}"), str::to_owned)
+    }
+}
+
 /// While the model answers, Ctrl-C stops it cleanly; while the command waits for a line, it ends at once.
 fn stop_on_interrupt(cancel: &Cancel, answering: &Arc<AtomicBool>) -> Result<()> {
     let (cancel, answering) = (cancel.clone(), answering.clone());
@@ -145,4 +169,19 @@ fn stop_on_interrupt(cancel: &Cancel, answering: &Arc<AtomicBool>) -> Result<()>
         cancel.cancel();
     })
     .map_err(|e| Error::failed("cannot listen for Ctrl-C").caused_by(e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_shown_in_whole_characters() {
+        let mut shown = Shown::default();
+        let steps = ["a", "a\u{fffd}", "aé", "aé", "aé b"];
+        assert_eq!(steps.map(|text| shown.more(text)), ["a", "", "é", "", " b"]);
+        assert_eq!(shown.rest("aé b\u{fffd}"), "\u{fffd}", "broken to the end: said as it is");
+        assert_eq!(shown.more("other"), "");
+        assert_eq!(shown.rest("other"), "\nother");
+    }
 }

@@ -108,7 +108,7 @@ fn writable(path: &Path) -> bool {
             _ => return false,
         }
     }
-    rustix::fs::access(place, rustix::fs::Access::WRITE_OK).is_ok()
+    place.is_dir() && rustix::fs::access(place, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
 fn cpu_features() -> Vec<&'static str> {

@@ -10,7 +10,7 @@ use super::bar::Bar;
 use super::model_arg::ModelArg;
 use super::out::write as out;
 use super::sampling_args::SamplingArgs;
-use super::text_model::{TextModel, speed};
+use super::text_model::{TextModel, counted, speed};
 use crate::control::{Cancel, Progress};
 use crate::data::chat::Message;
 use crate::engine::{Completion, Finish, Request};
@@ -109,7 +109,8 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     let tokens: usize = completions.iter().map(|c| c.tokens.len()).sum();
-    eprintln!("{} completions, {tokens} tokens in {seconds:.1} s, {}", completions.len(), speed(tokens, seconds));
+    let count = counted(completions.len(), "completion");
+    eprintln!("{count}, {} in {seconds:.1} s, {}", counted(tokens, "token"), speed(tokens, seconds));
     Ok(())
 }
 

@@ -28,7 +28,13 @@ pub fn run(args: &Args) -> Result<()> {
     let graph = args.pipeline.load()?;
     let store = Store::from_env()?;
     let lock = plan::read_lock(&graph)?;
-    let around = Surroundings { graph: &graph, store: &store, lock: &lock, base_dir: base_dir(&graph), backend: crate::engine::cuda::device::chosen()?.backend()? };
+    let around = Surroundings {
+        graph: &graph,
+        store: &store,
+        lock: &lock,
+        base_dir: base_dir(&graph),
+        backend: crate::engine::cuda::device::chosen()?.backend()?,
+    };
     let options =
         plan::Options { until: args.until.clone(), force: args.force.clone(), versions: args.versions.choice() };
     let plan = plan::plan(&around, &options)?;

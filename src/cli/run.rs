@@ -47,6 +47,9 @@ pub struct Args {
     /// Events as JSON lines on stdout
     #[arg(long)]
     json: bool,
+    /// Command that gets the figures of every training step as JSON lines on stdin
+    #[arg(long, value_name = "CMD")]
+    metrics_hook: Option<String>,
 }
 
 /// Devices of this version.
@@ -62,7 +65,12 @@ pub fn run(args: &Args) -> Result<()> {
     let store = Store::from_env()?;
     let hub = Hub::from_env()?;
     let cancel = Cancel::new();
-    let listener = listener(args.json);
+    let shown = listener(args.json);
+    let hook = match args.metrics_hook.as_deref().filter(|_| !args.dry_run) {
+        Some(command) => Some(run::MetricsHook::start(command)?),
+        None => None,
+    };
+    let listener = run::Hooked { inner: shown.as_ref(), hook: hook.as_ref() };
     // Both choices are the CPU engine until there is another.
     let (Device::Auto | Device::Cpu) = args.device;
     let executor = Executor {
@@ -71,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
         hub: &hub,
         stages: &run::dispatch::Builtin,
         resolver: &hub,
-        listener: listener.as_ref(),
+        listener: &listener,
         cancel: cancel.clone(),
         options: run::Options {
             plan: plan::Options {
@@ -96,10 +104,15 @@ pub fn run(args: &Args) -> Result<()> {
     run::stop_on_interrupt(&cancel, || {
         eprintln!("\nstopping: stages write a checkpoint first (Ctrl-C again: stop now)");
     })?;
-    let summary = executor.run()?;
+    let summary = executor.run();
+    drop(executor);
+    if let Some(line) = hook.and_then(run::MetricsHook::finish) {
+        eprintln!("warning: {line}");
+    }
+    let summary = summary?;
     let published = publish(args, &graph.name, &summary)?;
     for path in published {
-        listener.hear(&run::Event::Report { path });
+        shown.hear(&run::Event::Report { path });
     }
     match summary.error {
         Some(error) => Err(error),

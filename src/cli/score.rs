@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::generate::read;
 use super::model_arg::ModelArg;
 use super::out::write as out;
+use super::text_model::counted;
 use crate::control::Cancel;
 use crate::engine::{Batch, Load, Pass, Row, Trainable, load};
 use crate::model::ModelConfig;
@@ -91,7 +92,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return out(&(json(&All { rows: scored, tokens, mean_nll })? + "\n"));
     }
-    eprintln!("{} rows, {tokens} tokens scored, mean NLL {mean_nll:.4} nats", scored.len());
+    let (rows, tokens) = (counted(scored.len(), "row"), counted(tokens, "token"));
+    eprintln!("{rows}, {tokens} scored, mean NLL {mean_nll:.4} nats");
     Ok(())
 }
 

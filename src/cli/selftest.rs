@@ -46,7 +46,10 @@ pub fn run(args: &Args) -> Result<()> {
         }
         (None, model) => {
             let model = plain_model(model.as_deref().unwrap_or("bundled"))?;
-            (reference(&model, &loader, tolerance)?, "the reference model".to_owned())
+            // The adapter made there is far larger than a trained one: on an H200 bf16 is 1.2e-3 away on the bundled
+            // model. Golden adapters are held to the tolerance itself.
+            let gradients = if tolerance.by_norm { 2.0 * tolerance.gradients } else { tolerance.gradients };
+            (reference(&model, &loader, &Tolerance { gradients, ..*tolerance })?, "the reference model".to_owned())
         }
     };
     let failed = checks.iter().filter(|check| !check.passed).count();

@@ -29,6 +29,11 @@ impl TextModel {
     }
 }
 
+/// `1 token`, `12 tokens`.
+pub(super) fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// `12.3 tokens/s`.
 pub(super) fn speed(tokens: usize, seconds: f64) -> String {
     format!("{:.1} tokens/s", tokens as f64 / seconds.max(1e-9))

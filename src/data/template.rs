@@ -14,6 +14,11 @@ use crate::{Error, Result};
 /// Used where an entry under `data:` names none.
 pub const DEFAULT: &str = "qerl_think";
 
+/// That of a data set: the prompts of `sums` say already how to answer.
+fn default(spec: &DataSpec) -> &'static str {
+    if spec.builtin.as_deref() == Some("sums") { "plain" } else { DEFAULT }
+}
+
 /// The templates that qerl knows by name, in the order of the documentation.
 pub const BUILTINS: [&str; 3] = [DEFAULT, "boxed", "plain"];
 
@@ -109,7 +114,7 @@ impl Template {
     /// The template that `spec` names; `text` is the file's, where it names a file (`spec.template_text` where it is not
     /// given).
     pub fn open(spec: &DataSpec, text: Option<&str>) -> Result<Self> {
-        let name = spec.template.as_deref().unwrap_or(DEFAULT);
+        let name = spec.template.as_deref().unwrap_or(default(spec));
         let body = match (name, text.or(spec.template_text.as_deref())) {
             ("qerl_think", _) => Body::Think,
             ("boxed", _) => Body::Boxed,

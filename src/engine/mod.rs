@@ -3,6 +3,7 @@
 //! It knows token ids only, never prompts, YAML or files of the pipeline. Losses live in `rl/`: they take the
 //! log-probs and entropies of [`Engine::forward`] and hand back their derivatives to [`Engine::backward`].
 
+pub mod adamw8;
 pub mod cpu;
 pub mod cuda;
 mod load;
@@ -119,6 +120,15 @@ pub struct NamedTensor {
     pub data: Vec<f32>,
 }
 
+/// How an engine keeps AdamW's moments between steps. One that cannot keep them so refuses the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moments {
+    #[default]
+    F32,
+    /// 8-bit codes with a scale per 256 values, of tensors with at least 4096: see [`adamw8`].
+    Blockwise8,
+}
+
 /// One AdamW step (decoupled weight decay, Loshchilov & Hutter 2019; decay is not applied to norms and biases).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
@@ -128,6 +138,7 @@ pub struct AdamW {
     pub weight_decay: f32,
     /// Gradients are scaled so that their joint L2 norm is at most this; 0 is off.
     pub max_grad_norm: f32,
+    pub moments: Moments,
 }
 
 /// Gaussian noise on the two block norms of every layer (AQN): clean + N(0, sigma^2), never accumulated.
@@ -163,7 +174,8 @@ pub struct Memory {
 pub struct OptimizerState {
     /// Steps taken so far (bias correction).
     pub step: u64,
-    /// First and second moments, named `PARAM.m` and `PARAM.v`.
+    /// First and second moments, named `PARAM.m` and `PARAM.v`; of those kept in 8 bits `PARAM.m.codes` (0..=255) and
+    /// `PARAM.m.scales`.
     pub tensors: Vec<NamedTensor>,
 }
 
@@ -181,6 +193,21 @@ pub trait Engine: Send {
         cancel: &Cancel,
         tick: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<Completion>>;
+
+    /// One completion, its tokens handed to `token` as they come: those of [`Engine::generate`]. An engine that has
+    /// no way to tell earlier hands them over at the end. An error of `token` ends the generation.
+    fn stream(
+        &mut self,
+        request: &Request,
+        eos: &[u32],
+        cancel: &Cancel,
+        token: &mut dyn FnMut(u32) -> Result<()>,
+    ) -> Result<Completion> {
+        let mut made = self.generate(std::slice::from_ref(request), eos, cancel, &mut |_, _| {})?;
+        let made = made.pop().ok_or_else(|| crate::Error::failed("the engine gave no completion"))?;
+        made.tokens.iter().try_for_each(|id| token(*id))?;
+        Ok(made)
+    }
 
     /// Log-probs and entropies of each row's completion tokens.
     fn forward(&mut self, batch: &Batch, pass: Pass) -> Result<Scores>;

@@ -23,23 +23,12 @@ pub struct Draw {
 /// Samples from `logits` [vocab], which it overwrites. `position` counts the completion's tokens from 0: with
 /// `seed` it decides the draw. `None` where the logits are not finite.
 pub fn draw(logits: &mut [f32], sampling: &Sampling, seed: u64, position: u64, scratch: &mut Scratch) -> Option<Draw> {
-    let (mut best, mut max) = (0, f32::NEG_INFINITY);
-    for (block, values) in logits.chunks(BLOCK).enumerate() {
-        let top = values.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m });
-        if top > max {
-            max = top;
-            best = block * BLOCK + values.iter().position(|&x| x == top)?;
-        }
-    }
+    let max = maximum(logits);
     let greedy = sampling.temperature <= 0.0;
+    let best = if greedy { logits.iter().position(|&x| x == max)? } else { 0 };
     let inverse = if greedy { 1.0 } else { 1.0 / sampling.temperature };
     scratch.sums.clear();
-    for block in logits.chunks_mut(BLOCK) {
-        for x in block.iter_mut() {
-            *x = exp((*x - max) * inverse);
-        }
-        scratch.sums.push(block.iter().map(|&p| f64::from(p)).sum());
-    }
+    masses(logits, max, inverse, &mut scratch.sums);
     let total: f64 = scratch.sums.iter().sum();
     if !total.is_finite() || !max.is_finite() {
         return None;
@@ -57,6 +46,68 @@ pub fn draw(logits: &mut [f32], sampling: &Sampling, seed: u64, position: u64, s
     };
     let log_prob = (f64::from(p[token]).ln() - total.ln()) as f32;
     Some(Draw { token: token as u32, log_prob })
+}
+
+/// Compiles a loop for AVX2 beside the baseline; neither fuses, so that both give the same bits.
+macro_rules! versions {
+    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? $body:block) => {
+        $(#[$doc])*
+        fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2")]
+                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    body($($arg),*)
+                }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: the CPU has AVX2.
+                    return unsafe { avx2($($arg),*) };
+                }
+            }
+            body($($arg),*)
+        }
+    };
+}
+
+versions! {
+    /// The largest value; NaN never is.
+    fn maximum(row: &[f32]) -> f32 {
+        let (chunks, rest) = row.as_chunks::<32>();
+        let mut lanes = [f32::NEG_INFINITY; 32];
+        for chunk in chunks {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane = if x > *lane { x } else { *lane };
+            }
+        }
+        lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
+    }
+}
+
+versions! {
+    /// Replaces x with `e^((x - max) * inverse)` and adds the sum of each [`BLOCK`] to `sums`.
+    fn masses(row: &mut [f32], max: f32, inverse: f32, sums: &mut Vec<f64>) {
+        for block in row.chunks_mut(BLOCK) {
+            let mut lanes = [0f64; 8];
+            let (chunks, rest) = block.as_chunks_mut::<8>();
+            for chunk in chunks {
+                for x in chunk.iter_mut() {
+                    *x = exp((*x - max) * inverse);
+                }
+                for (lane, &mut x) in lanes.iter_mut().zip(chunk) {
+                    *lane += f64::from(x);
+                }
+            }
+            let mut sum: f64 = lanes.iter().sum();
+            for x in rest {
+                *x = exp((*x - max) * inverse);
+                sum += f64::from(*x);
+            }
+            sums.push(sum);
+        }
+    }
 }
 
 /// The first index whose cumulative mass exceeds `target`.

@@ -14,7 +14,7 @@ pub struct Want<'a> {
 
 /// Indices into `paths` of the files to take, in their order.
 ///
-/// Models: configuration, tokenizer and chat templates of the top folder, and the weights as safetensors (all shards)
+/// Adapters in PEFT's format without a model: their two files. Models: configuration, tokenizer and chat templates of the top folder, and the weights as safetensors (all shards)
 /// or, where there are none, the one GGUF file. Data sets: parquet files, else JSON lines or JSON; and the card,
 /// which may say what is what.
 ///
@@ -72,17 +72,16 @@ fn indices(paths: &[&str], keep: impl Fn(&str) -> bool) -> Vec<usize> {
 
 fn model(paths: &[&str]) -> Result<Vec<usize>> {
     let has = |name: &str| paths.contains(&name);
+    const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+    if ADAPTER.iter().all(|name| has(name)) && !has("config.json") {
+        return Ok(indices(paths, |path| ADAPTER.contains(&path)));
+    }
     let top = |path: &str, end: &str| !path.contains('/') && path.ends_with(end);
     let weights = weights(paths)?;
     let gguf = weights.iter().any(|w| w.ends_with(".gguf"));
     if !gguf && !has("config.json") {
-        return Err(if has("adapter_config.json") {
-            Error::usage("the repository holds an adapter, not a model")
-                .hint("download its base model, and make adapters with the `lora` and `train` stages")
-        } else {
-            Error::missing("the repository has no config.json: it holds no model that qerl can read")
-                .hint("for a data set say `dataset: true`; for single files name them under `files`")
-        });
+        return Err(Error::missing("the repository has no config.json: it holds no model that qerl can read")
+            .hint("for a data set say `dataset: true`; for single files name them under `files`"));
     }
     let small = |path: &str| {
         let index = path.ends_with(".index.json");
@@ -263,13 +262,15 @@ mod tests {
         let single = ["config.json", "model.fp16.safetensors", "model.safetensors"];
         assert_eq!(taken(&single, &Want::default()), ["config.json", "model.safetensors"]);
         assert_eq!(taken(&["README.md", "m.Q4_K_M.gguf"], &Want::default()), ["m.Q4_K_M.gguf"]);
+        let adapter = ["README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"];
+        assert_eq!(taken(&adapter, &Want::default()), adapter[1..3]);
     }
 
     #[test]
     fn what_is_no_model_is_refused_with_the_reason() {
         for (paths, word) in [
             (&["config.json", "pytorch_model.bin"][..], "pickled"),
-            (&["adapter_config.json", "adapter_model.safetensors", "config.txt"], "no weights"),
+            (&["adapter_config.json", "adapter_model.bin"], "pickled"),
             (&["a.gguf", "b.gguf"], "2 GGUF"),
             (&["model.safetensors"], "config.json"),
             (&["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"], "1 of 2 shards"),

@@ -1,5 +1,6 @@
 //! LoRA adapters (Hu et al. 2021) in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -93,6 +94,21 @@ impl Adapter {
         }
         let targets = Projection::ALL.into_iter().filter(|p| targets.contains(p)).collect();
         Ok(Self { rank, alpha, targets, norms, rank_stabilized: false, base: None, tensors })
+    }
+
+    /// The same adapter with the block norms of `base` trained beside it.
+    pub fn with_norms(mut self, base: &Checkpoint) -> Result<Self> {
+        let mut old = self.tensors.into_iter().map(|t| (t.name.clone(), t)).collect::<HashMap<_, _>>();
+        self.tensors = Vec::new();
+        self.norms = true;
+        for (name, shape) in keys(&base.config, self.rank, &self.targets, true) {
+            let tensor = match old.remove(&name) {
+                Some(tensor) => tensor,
+                None => NamedTensor { data: base.dense(base_name(&name))?.data, name, shape },
+            };
+            self.tensors.push(tensor);
+        }
+        Ok(self)
     }
 
     /// The factor on B A x.

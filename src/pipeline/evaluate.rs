@@ -292,7 +292,13 @@ fn typed(kind: Kind, json: Json, spec: &Spec, say: &mut dyn FnMut(Trouble)) -> R
         }
         Kind::Split => Ok(both::<split::Config>(json)?.1),
         Kind::Quantize => Ok(both::<quantize::Config>(json)?.1),
-        Kind::Lora => Ok(both::<lora::Config>(json)?.1),
+        Kind::Lora => {
+            let (config, json) = both::<lora::Config>(json)?;
+            if let Err(error) = config.check() {
+                say(Trouble::of(&error));
+            }
+            Ok(json)
+        }
         Kind::Sft => {
             let (config, json) = both::<sft::Config>(json)?;
             if let Err(error) = config.settings() {

@@ -35,6 +35,7 @@ fn takes(kind: Kind, slot: &str) -> &'static [Kind] {
     match (kind, slot.split('.').next().unwrap_or(slot)) {
         (Kind::Report, _) => &[Eval, Train, Sft],
         (Split, _) => &[Download],
+        (Lora, "init") => &[Download, Lora, Sft, Train],
         (Quantize | Lora, _) => &[Download, Quantize, Sft, Train],
         _ => &[Download, Quantize, Lora, Sft, Train],
     }

@@ -42,6 +42,16 @@ pub struct Options {
     pub profile: Option<String>,
 }
 
+impl Options {
+    /// The same as arguments of the command line.
+    pub fn arguments(&self) -> Vec<String> {
+        let profile = self.profile.iter().map(|name| ("--profile", name));
+        let sets = self.sets.iter().map(|set| ("--set", set));
+        let only = self.only.iter().map(|only| ("--only", only));
+        profile.chain(sets).chain(only).flat_map(|(option, value)| [option.to_owned(), value.clone()]).collect()
+    }
+}
+
 /// Reads a pipeline file and expands it. Executes nothing and asks no network.
 ///
 /// # Errors
@@ -97,7 +107,8 @@ fn expanded(file: &Path, options: &Options, diagnostics: &mut Diagnostics) -> Op
         notes.push(format!("left out, as nothing reads them while others of `{stage}` are read: {names}{more}"));
     }
     let axes = spec.axes.iter().map(|a| (a.name.clone(), a.labels.iter().map(|l| l.text.clone()).collect())).collect();
-    let graph = Graph { name: spec.name.clone(), file: file.to_path_buf(), instances, axes, notes };
+    let mut graph = Graph { name: spec.name.clone(), file: file.to_path_buf(), instances, axes, notes };
+    reports(&mut graph, options);
     Some(equal_variants(graph, &spec))
 }
 
@@ -150,6 +161,33 @@ fn unused(
     for (what, entry) in vars.chain(data) {
         notes.push(format!("{}: nothing uses the {what} `{}`", diagnostics.sources.place(entry.key_span), entry.key));
     }
+}
+
+/// Tells reports how they were asked for, and notes those whose baseline is not among what they gather.
+fn reports(graph: &mut Graph, options: &Options) {
+    let arguments = options.arguments();
+    for index in 0..graph.instances.len() {
+        if graph.instances[index].kind != Kind::Report {
+            continue;
+        }
+        graph.notes.extend(without_baseline(graph, &graph.instances[index]));
+        if let (serde_json::Value::Object(config), false) = (&mut graph.instances[index].config, arguments.is_empty()) {
+            config.insert("pipeline".to_owned(), serde_json::json!({ "arguments": arguments }));
+        }
+    }
+}
+
+fn without_baseline(graph: &Graph, report: &Instance) -> Option<String> {
+    let text = |key: &str| report.config.get(key).and_then(serde_json::Value::as_str);
+    let (rows, baseline) = (text("rows")?, text("baseline")?);
+    let gathered = report.inputs.iter().filter_map(|edge| graph.instances.get(edge.from)?.point.get(rows));
+    let labels: BTreeSet<&String> = gathered.collect();
+    let other = labels.first().filter(|_| !labels.iter().any(|label| *label == baseline))?;
+    let stage = &report.stage;
+    Some(format!(
+        "`{stage}` compares with {rows}={baseline}, which is left out here, so it compares nothing: add --only \
+         {rows}={baseline}, or choose another with --set {stage}.baseline={other}"
+    ))
 }
 
 /// Notes variants that came out as the same experiment.

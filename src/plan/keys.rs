@@ -65,7 +65,10 @@ pub fn keyed(around: &Surroundings<'_>, instance: &Instance, sources: &[Source<'
     if instance.kind == Kind::Report {
         // It prints whose it is.
         let file = around.graph.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let origin = serde_json::json!({ "name": around.graph.name, "file": file });
+        let mut origin = serde_json::json!({ "name": around.graph.name, "file": file });
+        if let Some(arguments) = instance.config.get("pipeline").and_then(|asked| asked.get("arguments")) {
+            set(&mut origin, "arguments", arguments.clone());
+        }
         set(&mut config, "pipeline", origin.clone());
         set(&mut key_config, "pipeline", origin);
     }
@@ -177,6 +180,18 @@ fn named_files(kind: Kind, config: &Value, base_dir: &Path) -> Result<BTreeMap<S
             files.insert("spec.template".to_owned(), crate::store::hash_file(&path)?);
         }
     }
+    if kind == Kind::Train {
+        for (reward, spec) in config.get("rewards").and_then(Value::as_object).into_iter().flatten() {
+            let words = spec.get("command").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+            for (i, word) in words.enumerate() {
+                // A program without a separator is looked for in PATH, not in this folder.
+                let path = base_dir.join(word);
+                if (i > 0 || Path::new(word).components().count() > 1) && path.is_file() {
+                    files.insert(format!("rewards.{reward}.command.{i}"), crate::store::hash_file(&path)?);
+                }
+            }
+        }
+    }
     Ok(files)
 }
 
@@ -217,4 +232,24 @@ fn reveal_text(text: &str, values: &mut Vec<String>) -> Result<String> {
     }
     out.push_str(rest);
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reward_programs_bytes_are_in_the_key_and_its_path_lookup_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("reward.py"), "one").unwrap();
+        std::fs::write(dir.path().join("python3"), "not the one that runs").unwrap();
+        let config = serde_json::json!({"rewards": {"accuracy": 1.0,
+            "mine": {"command": ["python3", "reward.py", "--mode", "x"], "weight": 0.5, "timeout": 10.0}}});
+        let files = || named_files(Kind::Train, &config, dir.path()).unwrap();
+        let before = files();
+        assert_eq!(before.keys().collect::<Vec<_>>(), ["rewards.mine.command.1"]);
+        std::fs::write(dir.path().join("reward.py"), "two").unwrap();
+        assert_ne!(files(), before);
+        assert!(named_files(Kind::Eval, &config, dir.path()).unwrap().is_empty());
+    }
 }

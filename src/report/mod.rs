@@ -28,6 +28,8 @@ pub struct Data {
     pub pipeline: String,
     /// Name of the pipeline file, for the command that makes it all again.
     pub file: Option<String>,
+    /// That command's further arguments, quoted for a shell; empty where there were none.
+    pub arguments: String,
     pub qerl_version: String,
     /// When the first and the last artifact behind the figures were begun (RFC 3339).
     pub measured: Option<(String, String)>,

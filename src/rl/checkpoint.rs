@@ -166,15 +166,23 @@ fn sync_dir(dir: &Path) -> Result<()> {
     fs::File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
 }
 
-/// Writes f32 tensors in a fixed order; gives the file's blake3.
+/// Tensors of this name hold bytes (8-bit optimizer states) and take one byte each in the file.
+const CODES: &str = ".codes";
+
+/// Writes tensors in a fixed order, as f32 or bytes; gives the file's blake3.
 fn write_tensors(path: &Path, tensors: &[NamedTensor]) -> Result<String> {
-    let bytes: Vec<(String, Vec<u8>)> =
-        tensors.iter().map(|t| (t.name.clone(), t.data.iter().flat_map(|v| v.to_le_bytes()).collect())).collect();
+    let bytes: Vec<(safetensors::Dtype, Vec<u8>)> = tensors
+        .iter()
+        .map(|t| match t.name.ends_with(CODES) {
+            true => (safetensors::Dtype::U8, t.data.iter().map(|&v| v as u8).collect()),
+            false => (safetensors::Dtype::F32, t.data.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        })
+        .collect();
     let bad = |e: safetensors::SafeTensorError| Error::failed("cannot lay out a checkpoint").caused_by(e);
     let mut views = Vec::with_capacity(tensors.len());
-    for (tensor, (name, data)) in tensors.iter().zip(&bytes) {
-        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, tensor.shape.clone(), data);
-        views.push((name.clone(), view.map_err(bad)?));
+    for (tensor, (dtype, data)) in tensors.iter().zip(&bytes) {
+        let view = safetensors::tensor::TensorView::new(*dtype, tensor.shape.clone(), data);
+        views.push((tensor.name.clone(), view.map_err(bad)?));
     }
     let out = safetensors::serialize(views, None).map_err(bad)?;
     write_synced(path, &out)?;
@@ -190,10 +198,11 @@ fn read_tensors(path: &Path, digest: Option<&str>) -> Result<Vec<NamedTensor>> {
         .map_err(|e| Error::input(format!("{} is malformed", path.display())).caused_by(e))?;
     let mut tensors = Vec::new();
     for (name, view) in file.iter() {
-        if view.dtype() != safetensors::Dtype::F32 {
-            return Err(Error::input(format!("{}: {name} is not f32", path.display())));
-        }
-        let data = view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let data = match view.dtype() {
+            safetensors::Dtype::F32 => view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            safetensors::Dtype::U8 => view.data().iter().map(|&b| f32::from(b)).collect(),
+            other => return Err(Error::input(format!("{}: {name} is {other:?}, not f32", path.display()))),
+        };
         tensors.push(NamedTensor { name: name.to_owned(), shape: view.shape().to_vec(), data });
     }
     Ok(tensors)

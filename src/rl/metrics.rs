@@ -34,6 +34,11 @@ impl Record {
         self.0.extend(other.0.clone());
     }
 
+    /// All figures, `step` first.
+    pub fn figures(&self) -> &Map<String, Value> {
+        &self.0
+    }
+
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.get(name).and_then(Value::as_f64)
     }

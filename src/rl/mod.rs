@@ -2,7 +2,6 @@
 //! it. The formulas are plain f64 functions of their inputs; the trainer knows token ids, text and a
 //! [`crate::engine::Engine`], never pipelines or files other than its own checkpoints.
 
-pub mod adamw8;
 pub mod advantage;
 pub mod checkpoint;
 pub mod language;

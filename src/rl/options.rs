@@ -206,9 +206,9 @@ pub enum Decay {
     Cosine,
     /// s0 + (s1 - s0) ln(k) / ln(K), k = 1..K.
     Logarithmic,
-    /// s0 in every noisy stage.
+    /// s0 in every noisy stage; `sigma_end` has no part in it.
     Constant,
-    /// The sigmas under `values`, one per noisy stage.
+    /// The sigmas under `values`, one per noisy stage; `sigma_start` and `sigma_end` have no part in it.
     List,
 }
 
@@ -246,7 +246,7 @@ pub struct Aqn {
     #[schemars(range(min = 0.0))]
     pub sigma_end: f64,
     /// Stages of equal length over `steps`; the first one is clean.
-    #[schemars(range(min = 1, max = 100_000))]
+    #[schemars(range(min = 2, max = 100_000))]
     pub stages: usize,
     pub form: AqnForm,
     pub apply_to: NoiseScope,

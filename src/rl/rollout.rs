@@ -218,6 +218,14 @@ impl Source<'_> {
             }
             row.rewards = scores;
         }
+        if settings.shuffle_rewards {
+            for (i, group) in rows.chunks_mut(settings.group_size).enumerate() {
+                let seed = key(settings.seed, "shuffle", cursor + i as u64, 0);
+                let dealt: Vec<_> =
+                    permutation(seed, 0, group.len()).into_iter().map(|g| group[g].rewards.clone()).collect();
+                group.iter_mut().zip(dealt).for_each(|(row, rewards)| row.rewards = rewards);
+            }
+        }
         Ok(rows)
     }
 

@@ -1,12 +1,11 @@
 //! A run's settings with every preset resolved, as the trainer reads them.
 
-use super::adamw8;
 use super::advantage::{EPSILON, Scaling};
 use super::loss::LossSpec;
 use super::options::{Aqn, EarlyStop, LrSchedule, NoiseScope, OldLogProbs, OptimizerKind};
 use super::schedule::learning_rate;
 use crate::Result;
-use crate::engine::{AdamW, Engine, Sampling};
+use crate::engine::{AdamW, Engine, Moments, Sampling};
 
 /// AdamW and its schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,19 +33,17 @@ impl OptimizerSettings {
 
     /// One optimizer step after `step` finished ones; gives the gradients' norm before clipping.
     pub fn apply(&self, engine: &mut dyn Engine, step: u64) -> Result<f64> {
-        let norm = engine.apply(&AdamW {
+        engine.apply(&AdamW {
             lr: self.learning_rate(step) as f32,
             betas: (self.betas[0] as f32, self.betas[1] as f32),
             eps: ADAMW_EPSILON,
             weight_decay: self.weight_decay as f32,
             max_grad_norm: self.max_grad_norm as f32,
-        })?;
-        if self.kind == OptimizerKind::AdamW8bit && norm.is_finite() {
-            let mut state = engine.optimizer_state()?;
-            adamw8::round_state(&mut state);
-            engine.set_optimizer_state(&state)?;
-        }
-        Ok(norm)
+            moments: match self.kind {
+                OptimizerKind::AdamW => Moments::F32,
+                OptimizerKind::AdamW8bit => Moments::Blockwise8,
+            },
+        })
     }
 }
 
@@ -74,6 +71,8 @@ pub struct Settings {
     /// Refills per step; `None` keeps every group.
     pub max_refills: Option<usize>,
     pub old_log_probs: OldLogProbs,
+    /// Rewards are dealt to the completions of their group at random: a control.
+    pub shuffle_rewards: bool,
     pub aqn: Option<Aqn>,
     pub optimizer: OptimizerSettings,
     pub seed: u64,

@@ -60,6 +60,7 @@ pub fn run(
             (0..settings.batch).map(|i| &rows[order.at(counters.cursor + i as u64)]).collect();
         let record = step(engine, settings, &chosen, &mut counters)?;
         journal.append(&record)?;
+        progress.figures(record.figures());
         progress.at(counters.step, &format!("loss {:.4}", record.get("loss").unwrap_or(f64::NAN)));
         if counters.step.is_multiple_of(settings.checkpoint_every) || counters.step == settings.steps {
             checkpoints.save(engine, &counters)?;

@@ -170,6 +170,7 @@ impl Trainer<'_> {
                 self.evaluate(counters, first, &mut record, checkpoints)?;
             }
             journal.append(&record)?;
+            self.progress.figures(record.figures());
             let note = format!(
                 "reward {:.3} entropy {:.3}",
                 record.get("reward").unwrap_or(0.0),

@@ -39,6 +39,11 @@ pub enum Event {
         name: Option<String>,
         line: String,
     },
+    /// The figures of a training step.
+    Metrics {
+        name: String,
+        figures: serde_json::Map<String, serde_json::Value>,
+    },
     /// Another process makes the same artifact.
     Waiting {
         name: String,
@@ -123,6 +128,11 @@ impl Progress for JobProgress<'_> {
     fn say(&self, line: &str) {
         let line = scrub(line, &self.secrets);
         self.listener.hear(&Event::Said { name: Some(self.name.clone()), line });
+    }
+
+    // Numbers under fixed names and those of rewards: nothing that could hold a secret.
+    fn figures(&self, figures: &serde_json::Map<String, serde_json::Value>) {
+        self.listener.hear(&Event::Metrics { name: self.name.clone(), figures: figures.clone() });
     }
 }
 

@@ -12,7 +12,7 @@ use super::events::{Event, JobProgress, scrub};
 use crate::pipeline::Instance;
 use crate::plan::keys::{Keyed, Source, Surroundings, keyed, reveal_secrets, slots};
 use crate::plan::{Found, Reason, find};
-use crate::stages::{Context, Input, Kind, Output, download};
+use crate::stages::{Context, Input, Kind, Output, download, train};
 use crate::store::{Artifact, Draft, Finished, Lock, Lookup, Provenance, remove_tree, short};
 use crate::{Error, Result};
 
@@ -103,7 +103,14 @@ impl Job<'_> {
         if forced {
             remove_tree(&work)?;
         }
+        let fresh = !work.exists();
         std::fs::create_dir_all(&work).map_err(|e| Error::io("create", &work, e))?;
+        if fresh
+            && !forced
+            && let Some(earlier) = train::earlier::find(executor.store, &keyed.key)?
+        {
+            train::earlier::take_over(&earlier, &work)?;
+        }
         let draft = executor.store.begin(&fingerprint, &held)?;
         executor.listener.hear(&Event::Started {
             name: name.clone(),

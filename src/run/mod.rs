@@ -5,6 +5,7 @@
 
 pub mod dispatch;
 mod events;
+mod hook;
 mod hub;
 mod job;
 pub mod machine;
@@ -16,6 +17,7 @@ mod signals;
 
 pub use dispatch::Stages;
 pub use events::{Deaf, Event, Listener};
+pub use hook::{Hooked, MetricsHook};
 pub use pins::{Resolver, Update, pin, requests};
 pub use publish::{default_folder, publish};
 pub use show::{Bars, JsonLines, Lines};

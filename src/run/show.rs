@@ -31,7 +31,7 @@ fn line(event: &Event) -> Option<String> {
         }
         Event::Pinned { request, commit } => format!("pinned {request} to {commit} in qerl.lock"),
         Event::Started { name, reason, .. } => format!("{name}: started ({reason})"),
-        Event::Progress { .. } | Event::Cached { .. } => return None,
+        Event::Progress { .. } | Event::Metrics { .. } | Event::Cached { .. } => return None,
         Event::Said { name: Some(name), line } => format!("{name}: {line}"),
         Event::Said { name: None, line } => line.clone(),
         Event::Waiting { name, holder } => format!("{name}: waiting for {holder}, which makes the same artifact"),

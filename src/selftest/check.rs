@@ -11,8 +11,8 @@ pub struct Tolerance {
     pub gradients: f64,
     /// A greedy token may differ only where the two best logits are closer than this.
     pub gap: f64,
-    /// Compare whole tensors: logits by the relative L2 norm of the error, gradients by 1 - cosine; each entry by
-    /// itself otherwise.
+    /// Compare whole tensors: logits by the relative L2 norm of the error, log-probs by their mean error, gradients by
+    /// 1 - cosine; each entry by itself otherwise.
     pub by_norm: bool,
 }
 
@@ -28,6 +28,20 @@ impl Tolerance {
             return closeness(ours, golden, self.logits);
         }
         relative_norm(ours, golden) / self.logits
+    }
+
+    /// The same of log-probs or entropies. With `by_norm` their mean absolute error counts, against 0.03: they may all
+    /// be near zero, and bf16 libraries are 0.016 to 0.035 from themselves.
+    pub(super) fn of_log_probs(&self, ours: &[f32], golden: &[f32]) -> f64 {
+        if !self.by_norm {
+            return closeness(ours, golden, self.logits);
+        }
+        if ours.len() != golden.len() || golden.is_empty() {
+            return f64::INFINITY;
+        }
+        let sum: f64 = ours.iter().zip(golden).map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs()).sum();
+        let error = sum / golden.len() as f64 / 0.03;
+        if error.is_finite() { error } else { f64::INFINITY }
     }
 
     /// The same of one tensor's gradient. With `by_norm` a single tensor may be five times as far off as all together:
@@ -130,6 +144,8 @@ mod tests {
         assert_eq!(closeness(&[], &[], 1e-4), f64::INFINITY, "nothing compared is not success");
         assert!(Tolerance::BF16.of_logits(&[1.0, 2.01], &[1.0, 2.0]) < 1.0);
         assert!(Tolerance::BF16.of_logits(&[1.0, 2.1], &[1.0, 2.0]) > 1.0);
+        assert!(Tolerance::BF16.of_log_probs(&[-0.01, -2.0], &[-0.03, -2.02]) < 1.0);
+        assert!(Tolerance::BF16.of_log_probs(&[-0.01, -2.0], &[-0.03, -2.2]) > 1.0);
         assert!(Tolerance::BF16.of_gradients(&[1.0, 2.01], &[1.0, 2.0]) < 1.0);
         assert!(Tolerance::BF16.of_gradients(&[1.0, 2.0, 0.2], &[1.0, 2.0, 0.0]) < 1.0);
         assert!(Tolerance::BF16.of_gradients(&[1.0, 2.0, 0.4], &[1.0, 2.0, 0.0]) > 1.0);

@@ -102,9 +102,7 @@ impl Suite<'_> {
                     let row = row.ok_or_else(|| Error::input(format!("{what} names no row of the input")))?;
                     (self.tolerance.of_logits(row, &golden(what)?), "logits of one row")
                 }
-                "logprobs" => {
-                    (self.tolerance.of_logits(&log_probs, &golden(what)?), "log-probs of next tokens")
-                }
+                "logprobs" => (self.tolerance.of_log_probs(&log_probs, &golden(what)?), "log-probs of next tokens"),
                 "loss" => (closeness(&[mean_nll(&log_probs)], &golden(what)?, self.tolerance.loss), "mean NLL"),
                 _ if what.starts_with("greedy_from_") => {
                     self.greedy(engine.as_mut(), what, &token_rows(file, what)?)?
@@ -163,17 +161,22 @@ impl Suite<'_> {
         engine.backward(&slopes, &[])?;
         let ours: BTreeMap<String, Vec<f32>> =
             engine.gradients()?.into_iter().map(|t| (base_name(&t.name).to_owned(), t.data)).collect();
-        let mut checks = Vec::new();
+        let (mut checks, mut all) = (Vec::new(), (Vec::new(), Vec::new()));
         for golden in file.views() {
             let label = format!("{name} gradient of {}", base_name(golden.name));
             checks.push(match ours.get(base_name(golden.name)) {
                 Some(ours) => {
-                    let error = self.tolerance.of_gradients(ours, &golden.to_f32()?);
+                    let golden = golden.to_f32()?;
+                    let error = self.tolerance.of_gradients(ours, &golden);
+                    all.0.extend_from_slice(ours);
+                    all.1.extend(golden);
                     Check::new(label, error, "gradient of the mean NLL")
                 }
                 None => Check::failed(label, "the engine has no such parameter"),
             });
         }
+        let error = self.tolerance.of_all_gradients(&all.0, &all.1);
+        checks.push(Check::new(format!("{name} gradients together"), error, "of the mean NLL"));
         Ok(checks)
     }
 }

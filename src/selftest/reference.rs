@@ -93,7 +93,7 @@ impl Subject<'_> {
 
     fn compare(&self, label: &str, ours: &Scores, golden: &Scores) -> Vec<Check> {
         let close =
-            |ours: &[Vec<f32>], golden: &[Vec<f32>]| self.tolerance.of_logits(&ours.concat(), &golden.concat());
+            |ours: &[Vec<f32>], golden: &[Vec<f32>]| self.tolerance.of_log_probs(&ours.concat(), &golden.concat());
         vec![
             Check::new(format!("{label}: log-probs"), close(&ours.log_probs, &golden.log_probs), "all rows"),
             Check::new(format!("{label}: entropies"), close(&ours.entropies, &golden.entropies), "all rows"),
@@ -110,7 +110,7 @@ impl Subject<'_> {
         let made = made.pop().ok_or_else(|| Error::failed("generation gave nothing"))?;
         let rows = vec![Row { prompt, completion: made.tokens }];
         let golden = Reference::load(self.model, Some(self.adapter))?.forward(&Batch { rows, temperature: 1.0 })?;
-        let error = self.tolerance.of_logits(&made.log_probs, &golden.log_probs.concat());
+        let error = self.tolerance.of_log_probs(&made.log_probs, &golden.log_probs.concat());
         Ok(vec![Check::new("greedy continuation: log-probs", error, "of the generated tokens")])
     }
 
@@ -136,18 +136,21 @@ impl Subject<'_> {
         if ours.is_empty() {
             return Err(Error::failed("the engine gives no gradients"));
         }
-        Ok(ours
-            .into_iter()
-            .map(|(name, ours)| {
-                let label = format!("gradient of {name}");
-                match golden.get(&name) {
-                    Some(golden) => {
-                        let error = self.tolerance.of_gradients(&ours.data, &golden.data);
-                        Check::new(label, error, "of weighted log-probs and entropies")
-                    }
-                    None => Check::failed(label, "the reference has no such parameter"),
+        let (mut checks, mut all) = (Vec::new(), (Vec::new(), Vec::new()));
+        for (name, ours) in ours {
+            let label = format!("gradient of {name}");
+            checks.push(match golden.get(&name) {
+                Some(golden) => {
+                    let error = self.tolerance.of_gradients(&ours.data, &golden.data);
+                    all.0.extend_from_slice(&ours.data);
+                    all.1.extend_from_slice(&golden.data);
+                    Check::new(label, error, "of weighted log-probs and entropies")
                 }
-            })
-            .collect())
+                None => Check::failed(label, "the reference has no such parameter"),
+            });
+        }
+        let error = self.tolerance.of_all_gradients(&all.0, &all.1);
+        checks.push(Check::new("gradients together", error, "of weighted log-probs and entropies"));
+        Ok(checks)
     }
 }

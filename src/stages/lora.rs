@@ -43,6 +43,10 @@ pub struct Config {
     pub train_norms: bool,
     #[serde(default)]
     pub seed: u64,
+    /// Start from this adapter (a downloaded one in PEFT's format, or one that a lora, sft or train stage made) instead
+    /// of a fresh one: rank, alpha and targets are its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init: Option<StageRef>,
 }
 
 fn rank() -> usize {
@@ -75,8 +79,45 @@ impl Target {
 /// Where the adapter lies inside the artifact.
 const FOLDER: &str = "adapter";
 
-/// Writes a fresh adapter: it changes nothing yet (B is zero).
+impl Config {
+    /// # Errors
+    /// Keys of a fresh adapter beside `init`.
+    pub fn check(&self) -> Result<()> {
+        let unread = [
+            ("rank", self.rank != rank()),
+            ("alpha", self.alpha != alpha()),
+            ("targets", self.targets != targets()),
+            ("seed", self.seed != 0),
+        ];
+        match unread.iter().find(|(_, set)| self.init.is_some() && *set) {
+            Some((key, _)) => Err(Error::usage(format!("{key} would not be read: it is that of the adapter in init"))
+                .hint(format!("leave {key} out"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The adapter of `init` for `base`, with the base's norms where they shall be trained and it has none.
+    fn continued(&self, context: &Context<'_>, slot: &str, base: &Checkpoint) -> Result<Adapter> {
+        let input = context.input(slot)?;
+        let artifact = input.artifact.as_ref().map_err(|why| Error::failed(format!("init is not there: {why}")))?;
+        let dir = match &artifact.meta.handle {
+            Handle::Files { at } => context.store.locate(artifact, at)?,
+            _ => context.policy(slot)?.adapter.ok_or_else(|| {
+                Error::usage(format!("init: stage {:?} gives a model, not an adapter", input.stage))
+                    .hint("name a download of an adapter, or a lora, sft or train stage with one")
+            })?,
+        };
+        let mut adapter = Adapter::read(&dir, &base.config).map_err(|e| e.within("init"))?;
+        if self.train_norms && !adapter.norms {
+            adapter = adapter.with_norms(base)?;
+        }
+        Ok(adapter)
+    }
+}
+
+/// Writes the adapter. A fresh one changes nothing yet (B is zero).
 pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
+    config.check()?;
     let slot = &config.model.0;
     let policy = context.policy(slot)?;
     if policy.adapter.is_some() {
@@ -84,8 +125,13 @@ pub fn run(context: &Context<'_>, config: &Config) -> Result<Output> {
             .hint("name the stage that gives the base model"));
     }
     let base = Checkpoint::open(&policy.model)?;
-    let targets: Vec<Projection> = config.targets.iter().map(|target| target.projection()).collect();
-    let adapter = Adapter::init(&base, config.rank, config.alpha, &targets, config.train_norms, config.seed)?;
+    let adapter = match &config.init {
+        Some(init) => config.continued(context, &init.0, &base)?,
+        None => {
+            let targets: Vec<Projection> = config.targets.iter().map(|target| target.projection()).collect();
+            Adapter::init(&base, config.rank, config.alpha, &targets, config.train_norms, config.seed)?
+        }
+    };
     let dir = context.output.join(FOLDER);
     std::fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
     let files = adapter.write(&dir)?;

@@ -48,6 +48,9 @@ pub struct Origin {
     pub name: String,
     /// The file's name, without its folder.
     pub file: String,
+    /// `--profile`, `--set` and `--only` with their values, as they were given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arguments: Vec<String>,
 }
 
 fn variant() -> String {

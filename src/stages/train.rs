@@ -1,5 +1,6 @@
 //! `train`: GRPO or DAPO with Adaptive Quantization Noise.
 
+pub mod earlier;
 pub(super) mod finish;
 mod parts;
 mod resolve;
@@ -32,7 +33,7 @@ pub struct Config {
     /// The schedules' horizon in optimizer steps.
     #[schemars(range(min = 1))]
     pub steps: u64,
-    /// The last optimizer step of this run, `steps` where absent; raising it continues the same trajectory.
+    /// The last optimizer step of this run, `steps` where absent; raising it goes on where the shorter run ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub stop_at: Option<u64>,
@@ -96,7 +97,7 @@ pub struct Config {
     /// Correct the mismatch of sampler and trainer (TIS, MIS); off where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correction: Option<Correction>,
-    /// Leave out rows with a negative advantage whose mean (old or sampler - policy) log-prob exceeds this.
+    /// Leave out rows with a negative advantage whose mean (sampler - policy) log-prob exceeds this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0))]
     pub off_policy_mask: Option<f64>,
@@ -132,16 +133,22 @@ pub struct Config {
     /// think_format, int, xml_count, tag_count, length, repetition, gsm8k, dapo.
     #[serde(default = "rewards")]
     pub rewards: BTreeMap<String, RewardSpec>,
+    /// A control experiment: deal the rewards of each group to its completions at random (seeded). What is learned all
+    /// the same does not come from the rewards.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shuffle_rewards: bool,
     /// Adaptive Quantization Noise; off where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aqn: Option<Aqn>,
 
+    /// How the moments are kept.
     #[serde(default)]
     pub optimizer: OptimizerKind,
     /// Peak learning rate.
     #[serde(default = "lr")]
     #[schemars(range(min = 0.0))]
     pub lr: f64,
+    /// The learning rate over `steps`.
     #[serde(default)]
     pub lr_schedule: LrSchedule,
     /// Share of `steps` over which the learning rate rises from 0.
@@ -160,6 +167,7 @@ pub struct Config {
     #[schemars(range(min = 0.0))]
     pub max_grad_norm: f64,
 
+    /// Of the order of the data, of sampling and of the noise.
     #[serde(default)]
     pub seed: u64,
     /// Optimizer steps between checkpoints to resume from.

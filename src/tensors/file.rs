@@ -155,5 +155,6 @@ impl<'a> View<'a> {
     /// An error about this tensor.
     pub fn wrong(&self, what: impl std::fmt::Display) -> Error {
         Error::input(format!("{}: tensor {:?} {what}", self.path.display(), self.name))
+            .hint("the file is damaged or belongs to another config.json: fetch or write both again")
     }
 }

@@ -13,18 +13,58 @@ mod rules;
 
 const TOLERANCE: f64 = 1e-9;
 
-/// The file, or `None` (said aloud) where there is no golden folder.
+/// The file, or `None` (said aloud) where there is no golden folder. A folder that QERL_GOLDEN_DIR names must have it,
+/// unless it is one of models alone.
 fn golden() -> Option<Value> {
-    let dir = std::env::var_os("QERL_GOLDEN_DIR")
-        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/golden")), PathBuf::from);
+    let named = std::env::var_os("QERL_GOLDEN_DIR").map(PathBuf::from);
+    let must = named.as_ref().is_some_and(|dir| !dir.join("models").is_dir() && !dir.join("meta.json").is_file());
+    let dir = named.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/golden")));
     let path = dir.join("rl_losses.json");
     match std::fs::read_to_string(&path) {
         Ok(text) => Some(serde_json::from_str(&text).unwrap()),
+        Err(error) if must => panic!("QERL_GOLDEN_DIR: {}: {error}", path.display()),
         Err(_) => {
             eprintln!("skipped: no {}", path.display());
             None
         }
     }
+}
+
+/// A part of the file that no test here reads would be a case that nobody checks.
+#[test]
+fn every_part_of_the_file_is_read_by_a_test() {
+    let Some(file) = golden() else { return };
+    let read = [
+        "doc",
+        "inputs",
+        "advantages",
+        "advantages_used_below",
+        "loss_cases",
+        "gradient_accumulation",
+        "kl_estimators",
+        "ratio",
+        "entropy_mean_over_tokens",
+        "sampling_logp_difference",
+        "all_masked_batch",
+        "on_policy_identity",
+        "verl",
+        "dynamic_sampling",
+        "soft_overlong",
+        "aqn",
+        "eos_mask",
+        "logps_from_logits",
+        "lr_schedule",
+        "rewards_qerl",
+    ];
+    let unread: Vec<&String> = file.as_object().unwrap().keys().filter(|key| !read.contains(&key.as_str())).collect();
+    assert!(unread.is_empty(), "{unread:?}");
+}
+
+/// A case of a name that is not known is a failure, not one case fewer.
+#[test]
+#[should_panic(expected = "unknown loss sapo")]
+fn a_loss_of_another_name_fails() {
+    loss_named("sapo");
 }
 
 fn number(value: &Value) -> f64 {
@@ -395,6 +435,9 @@ fn kl_ratio_entropy_and_mismatch_are_as_given() {
             for (name, estimator) in estimators {
                 let (value, slope) = kl(estimator, inputs.log_probs[i][j], inputs.reference[i][j]);
                 near(name, value, number(&file["kl_estimators"][name][i][j]));
+                if name == "k3" {
+                    near("slope of k3", slope, number(&file["kl_estimators"]["grad_k3_wrt_logps"][i][j]));
+                }
                 let above = kl(estimator, inputs.log_probs[i][j] + 1e-6, inputs.reference[i][j]).0;
                 let below = kl(estimator, inputs.log_probs[i][j] - 1e-6, inputs.reference[i][j]).0;
                 assert!(((above - below) / 2e-6 - slope).abs() < 1e-7, "{name}");

@@ -53,6 +53,10 @@ fn soft_overlong_eos_and_lr_follow_the_file() {
         let factor = number(&case["penalty_factor"]);
         for (i, length) in counts(&case["lengths"]).into_iter().enumerate() {
             near("eq. 13", overlong_penalty(length, max, cache, 1.0), number(&case["trl_open_r1"][i]));
+            // verl has no lower clip: the same up to max_completion.
+            if length <= max {
+                near("verl", overlong_penalty(length, max, cache, factor), number(&case["verl_no_lower_clip"][i]));
+            }
             near("capped", overlong_penalty(length, max, cache, factor), number(&case["openrlhf_capped"][i]));
         }
     }

@@ -147,6 +147,10 @@ pub fn git_id(bytes: &[u8]) -> String {
     sha1::Digest::finalize(hasher).iter().map(|b| format!("{b:02x}")).collect()
 }
 
+fn pointer(sha: &str, size: usize) -> String {
+    format!("version https://git-lfs.github.com/spec/v1\noid sha256:{sha}\nsize {size}\n")
+}
+
 fn is_large(path: &str) -> bool {
     [".safetensors", ".parquet", ".gguf", ".bin"].iter().any(|end| path.ends_with(end))
 }
@@ -258,7 +262,12 @@ impl Shared {
             .map(|name| {
                 let bytes = std::fs::read(folder.join(&name)).unwrap();
                 let lfs = is_large(&name).then(|| sha256(&bytes));
-                (name, bytes.len() + more, git_id(&bytes), lfs)
+                // Of large files git holds a pointer.
+                let git = match &lfs {
+                    Some(sha) => git_id(pointer(sha, bytes.len()).as_bytes()),
+                    None => git_id(&bytes),
+                };
+                (name, bytes.len() + more, git, lfs)
             })
             .collect();
         entries.extend(faults.extra_names.iter().map(|name| (name.clone(), 1, git_id(b"x"), None)));

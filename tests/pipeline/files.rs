@@ -59,7 +59,9 @@ fn the_papers_pipelines_have_its_settings_and_a_smoke_test() {
         let smoke = load(&path, &profile("smoke")).unwrap();
         assert_eq!(instance(&smoke, "model").config["repo"], "bundled", "{name}");
         assert_eq!(smoke.instances.iter().filter(|i| i.stage == "train").count(), 4, "{name}");
-        assert!(smoke.instances.iter().all(|i| i.stage != "train" || i.config["steps"] == 2), "{name}");
+        assert!(smoke.instances.iter().all(|i| i.stage != "train" || i.config["steps"] == 10), "{name}");
+        let noisy = &instance(&smoke, "train@seed=1,variant=nvfp4-aqn").config;
+        assert_eq!(noisy["aqn"]["stages"], noisy["steps"], "{name}: the smoke test sees every stage of the noise");
         let needs_a_hub = |name: &String| name.contains("download");
         assert!(!names(&smoke).iter().any(needs_a_hub), "{name}: the smoke test is offline");
     }

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use qerl::control::Cancel;
+use qerl::engine::adamw8::{self, Which};
 use qerl::engine::{
-    AdamW, Batch, Completion, Engine, Finish, Memory, NamedTensor, NoiseReport, NormNoise, OptimizerState, Pass,
-    Request, Scores,
+    AdamW, Batch, Completion, Engine, Finish, Memory, Moments, NamedTensor, NoiseReport, NormNoise, OptimizerState,
+    Pass, Request, Scores,
 };
 use qerl::model::{Architecture, ModelConfig};
 use qerl::rl::random::{key, normal};
@@ -224,6 +225,10 @@ impl Engine for Fake {
                 self.table[i] *= 1.0 - step.lr * step.weight_decay;
                 self.table[i] -= step.lr * (self.m[i] / c1) / ((self.v[i] / c2).sqrt() + step.eps);
             }
+            if step.moments == Moments::Blockwise8 {
+                round(Which::First, &mut self.m);
+                round(Which::Second, &mut self.v);
+            }
         }
         self.clear_gradients();
         Ok(norm)
@@ -278,6 +283,15 @@ impl Engine for Fake {
 
     fn memory(&self) -> Memory {
         Memory::default()
+    }
+}
+
+/// To codes and back.
+fn round(which: Which, values: &mut [f32]) {
+    for block in values.chunks_mut(adamw8::BLOCK) {
+        let mut codes = vec![0; block.len()];
+        let scale = adamw8::quantize(which, block, &mut codes);
+        adamw8::dequantize(which, &codes, scale, block);
     }
 }
 

@@ -17,8 +17,8 @@ const SHAPES: [(&str, [usize; 7], bool); 6] = [
 /// Where no shape has this name.
 pub fn shape(name: &str) -> Result<ModelConfig> {
     let found = SHAPES.iter().find(|(known, ..)| *known == name);
-    let &(_, [vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim], tied) =
-        found.ok_or_else(|| {
+    let &(_, [vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim], tied) = found
+        .ok_or_else(|| {
             let names: Vec<&str> = SHAPES.iter().map(|(name, ..)| *name).collect();
             Error::usage(format!("`{name}` is no known shape")).hint(format!("one of {}", names.join(", ")))
         })?;

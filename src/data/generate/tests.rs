@@ -63,11 +63,21 @@ fn solutions_are_right_and_in_the_prompted_form() {
 
 #[test]
 fn sums_are_right() {
-    for problem in generate(&spec("sums", 2000, 0)).unwrap() {
-        let words: Vec<&str> = problem.prompt.split(' ').collect();
-        let (a, b): (u32, u32) = (words[0].parse().unwrap(), words[2].parse().unwrap());
-        let want = if words[1] == "+" { a + b } else { a - b };
-        assert_eq!((problem.answer, words[3]), (want.to_string(), "="));
+    // All pairs of addends, each once, whatever the seed.
+    for seed in 0..3 {
+        let spec = DataSpec { n: None, ..spec("sums", 0, seed) };
+        let problems = generate(&spec).unwrap();
+        let mut pairs = HashSet::new();
+        for problem in &problems {
+            let rest = problem.prompt.strip_prefix("What is ").unwrap();
+            let (a, b) = rest.strip_suffix("? Answer with the number only.").unwrap().split_once(" + ").unwrap();
+            let (a, b): (u32, u32) = (a.parse().unwrap(), b.parse().unwrap());
+            assert_eq!(problem.answer, (a + b).to_string());
+            assert!((1..=50).contains(&a) && (1..=50).contains(&b));
+            pairs.insert((a, b));
+        }
+        assert_eq!((problems.len(), pairs.len()), (2500, 2500));
+        assert_eq!(holdout(&spec), Some(Holdout { n: 300, seed }));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::kernels::attention::{Heads, Saved, Span, backward_packed, forward_packed};
 use super::kernels::{Pool, vector};
-use super::layers::{Layer, Vector, Weight, Weights};
+use super::layers::{Factors, Layer, Vector, Weight, Weights};
 use super::rope::Rope;
 use super::rows;
 use crate::model::ModelConfig;
@@ -18,7 +18,7 @@ pub(super) struct Net<'a> {
     pub rope: &'a Rope,
     /// Block norms with noise and adapter applied: `[layers, 2, hidden]`.
     pub norms: &'a [f32],
-    pub adapter: bool,
+    pub factors: Factors<'a>,
 }
 
 /// Heads before their norm (Qwen3), and the norms' inverses.
@@ -98,7 +98,15 @@ impl Net<'_> {
         raw: Option<&mut RawHeads>,
     ) {
         let weights = self.layer(layer);
-        weights.qkv.forward(self.pool, self.values, self.adapter, normed, positions.len(), t, &mut [q, k, v]);
+        weights.qkv.forward(
+            self.pool,
+            self.values,
+            self.factors.of(layer, 0),
+            normed,
+            positions.len(),
+            t,
+            &mut [q, k, v],
+        );
         if let (Some(q_norm), Some(k_norm)) = (&weights.q_norm, &weights.k_norm) {
             let mut scratch = RawHeads::default();
             let raw = raw.unwrap_or(&mut scratch);
@@ -132,15 +140,23 @@ impl Net<'_> {
         let (mut attended, mut log_sum_exp) = (zeros(q_width), zeros(config.num_heads));
         forward_packed(pool, self.heads(), spans, &q, &k, &v, &mut attended, &mut log_sum_exp);
         let mut middle = zeros(hidden);
-        weights.o.forward(pool, self.values, self.adapter, &attended, m, &mut t, &mut [&mut middle]);
+        weights.o.forward(pool, self.values, self.factors.of(layer, 1), &attended, m, &mut t, &mut [&mut middle]);
         rows::add(pool, x, &mut middle);
         rows::norm(pool, &middle, self.norm(layer, 1), self.eps(), &mut normed, &mut inverses[1]);
         let (mut gate, mut up, mut active) = (zeros(wide), zeros(wide), zeros(wide));
-        weights.gate_up.forward(pool, self.values, self.adapter, &normed, m, &mut t, &mut [&mut gate, &mut up]);
+        weights.gate_up.forward(
+            pool,
+            self.values,
+            self.factors.of(layer, 2),
+            &normed,
+            m,
+            &mut t,
+            &mut [&mut gate, &mut up],
+        );
         rows::silu_mul(pool, &gate, &up, &mut active);
         // The normed rows are not needed any more: their memory takes the output.
         let mut out = normed;
-        weights.down.forward(pool, self.values, self.adapter, &active, m, &mut t, &mut [&mut out]);
+        weights.down.forward(pool, self.values, self.factors.of(layer, 3), &active, m, &mut t, &mut [&mut out]);
         rows::add(pool, &middle, &mut out);
         (out, Kept { inverses, raw, q, k, v, attended, log_sum_exp, middle, gate, up })
     }
@@ -159,7 +175,7 @@ impl Net<'_> {
     ) {
         let Kept { inverses, raw, q, k, v, attended, log_sum_exp, middle, mut gate, mut up } = kept;
         let (m, pool) = (positions.len(), self.pool);
-        let (values, adapter) = (self.values, self.adapter);
+        let (values, adapter) = (self.values, !matches!(self.factors, Factors::Off));
         let weights = self.layer(layer);
         // MLP
         let mut active = vec![0f32; gate.len()];

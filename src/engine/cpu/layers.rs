@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::kernels::{Matrix, Operand, Pool, gemm, vector};
+use super::kernels::{Factor, Matrix, Operand, Panels, Pool, Term, add_products, gemm, vector};
 use super::parameters::Parameters;
 use crate::engine::Trainable;
 use crate::model::adapter::peft_key;
@@ -140,15 +140,67 @@ pub(super) struct Group {
     lora_trained: bool,
 }
 
+/// LoRA's factors as a forward pass reads them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Factors<'a> {
+    /// The base alone.
+    Off,
+    /// From the arena.
+    Arena,
+    /// Laid out for many small passes: one per layer.
+    Panels(&'a [LayerPanels]),
+}
+
+impl<'a> Factors<'a> {
+    /// Those of group `which` (0 to 3: q, k, v; o; gate, up; down) of a layer.
+    pub fn of(self, layer: usize, which: usize) -> GroupFactors<'a> {
+        match self {
+            Self::Off => GroupFactors::Off,
+            Self::Arena => GroupFactors::Arena,
+            Self::Panels(layers) => layers[layer][which].as_ref().map_or(GroupFactors::Off, GroupFactors::Panels),
+        }
+    }
+}
+
+/// [`Factors`] of one group.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum GroupFactors<'a> {
+    Off,
+    Arena,
+    Panels(&'a GroupPanels),
+}
+
+/// The factors of a group: A of all of its linears, and their Bs where they have one.
+#[derive(Debug)]
+pub(super) struct GroupPanels {
+    a: Panels,
+    bs: Vec<Option<Panels>>,
+}
+
+/// Those of a layer's groups; `None` where a group has no adapter.
+pub(super) type LayerPanels = [Option<GroupPanels>; 4];
+
 impl Group {
-    /// `ys[i] = x W_i^T + b_i + scale * (x A_i^T) B_i^T` for `m` rows; `adapter` off leaves the last term out.
+    fn panels(&self, values: &[f32]) -> Option<GroupPanels> {
+        let (a, columns) = self.a?;
+        let b = |linear: &Linear| {
+            let n = linear.weight.shape().0;
+            linear.lora.map(|(b, _)| Panels::new(&values[b..b + n * self.rank], n, self.rank))
+        };
+        Some(GroupPanels {
+            a: Panels::new(&values[a..a + columns * self.k], columns, self.k),
+            bs: self.linears.iter().map(b).collect(),
+        })
+    }
+
+    /// `ys[i] = x W_i^T + b_i + scale * (x A_i^T) B_i^T` for `m` rows; `factors` off leaves the last term out.
     /// `t` receives `x A^T` `[m, columns]`.
     #[expect(clippy::too_many_arguments, reason = "the operands of a projection")]
     pub fn forward(
         &self,
         pool: &Pool,
         values: &[f32],
-        adapter: bool,
+        factors: GroupFactors<'_>,
         x: &[f32],
         m: usize,
         t: &mut Vec<f32>,
@@ -168,15 +220,27 @@ impl Group {
                 trained => trained.product(pool, values, x, m, y, biased),
             }
         }
-        Matrix::products(pool, x, m, &mut packed, biased);
-        let Some((_, columns)) = self.a.filter(|_| adapter) else { return };
-        self.down(pool, values, x, m, t);
-        for (linear, y) in self.linears.iter().zip(ys) {
-            let Some((b, column)) = linear.lora else { continue };
-            let n = linear.weight.shape().0;
-            let b = Operand::new(&values[b..b + n * self.rank], self.rank).t();
-            gemm(pool, [m, n, self.rank], self.scale, Operand::new(&t[column..], columns), b, 1.0, (y, n));
+        let Some((a, columns)) = self.a.filter(|_| !matches!(factors, GroupFactors::Off)) else {
+            Matrix::products(pool, x, m, &mut packed, biased, None);
+            return;
+        };
+        let panels = if let GroupFactors::Panels(panels) = factors { Some(panels) } else { None };
+        t.resize(m * columns, 0.0);
+        if packed.is_empty() {
+            self.down(pool, values, x, m, t);
+        } else {
+            let rows = Factor::Rows(&values[a..a + columns * self.k]);
+            let a = panels.map_or(rows, |panels| Factor::Panels(&panels.a));
+            Matrix::products(pool, x, m, &mut packed, biased, Some((a, t)));
         }
+        let mut terms = Vec::with_capacity(ys.len());
+        for (i, (linear, y)) in self.linears.iter().zip(ys).enumerate() {
+            let Some((b, column)) = linear.lora else { continue };
+            let rows = Factor::Rows(&values[b..b + linear.weight.shape().0 * self.rank]);
+            let b = panels.and_then(|panels| panels.bs[i].as_ref()).map_or(rows, Factor::Panels);
+            terms.push(Term { a: Operand::new(&t[column..], columns), b, c: y });
+        }
+        add_products(pool, [m, self.rank], self.scale, &mut terms);
     }
 
     /// `t = x A^T`.
@@ -262,6 +326,12 @@ pub(super) struct Weights {
 }
 
 impl Weights {
+    /// The adapter as [`Factors::Panels`] wants it.
+    pub fn panels(&self, values: &[f32]) -> Vec<LayerPanels> {
+        let layer = |l: &Layer| [&l.qkv, &l.o, &l.gate_up, &l.down].map(|group| group.panels(values));
+        self.layers.iter().map(layer).collect()
+    }
+
     pub fn head(&self) -> &Weight {
         self.head.as_ref().unwrap_or(&self.embedding)
     }

@@ -9,6 +9,7 @@ mod generate;
 mod head;
 pub mod kernels;
 mod layers;
+mod moments;
 pub(in crate::engine) mod noise;
 mod parameters;
 pub(in crate::engine) mod rope;
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use batch::Packed;
 use block::Net;
 use kernels::Pool;
-use layers::Weights;
+use layers::{Factors, Weights};
 use parameters::Parameters;
 use rope::Rope;
 use tape::Tape;
@@ -157,7 +158,7 @@ impl CpuEngine {
             values: self.values(),
             rope: &self.rope,
             norms,
-            adapter: self.adapter_enabled,
+            factors: if self.adapter_enabled { Factors::Arena } else { Factors::Off },
         }
     }
 
@@ -186,9 +187,30 @@ impl Engine for CpuEngine {
         let longest = requests.iter().map(|r| r.prompt.len().saturating_add(r.max_new_tokens)).max().unwrap_or(0);
         self.prepare(longest)?;
         let norms = self.norms();
-        let outcome = generate::generate(&self.net(&norms), requests, eos, self.budget.kv_cache, cancel, tick)?;
+        // Every step reads the adapter once for a few rows: in order from panels, which are gone before training.
+        let panels = if self.adapter_enabled { self.weights.panels(self.values()) } else { Vec::new() };
+        let mut net = self.net(&norms);
+        if self.adapter_enabled {
+            net.factors = Factors::Panels(&panels);
+        }
+        let outcome = generate::generate(&net, requests, eos, self.budget.kv_cache, cancel, tick)?;
+        drop(panels);
         self.memory.kv_cache_peak = self.memory.kv_cache_peak.max(outcome.kv_peak);
         Ok(outcome.completions)
+    }
+
+    fn stream(
+        &mut self,
+        request: &Request,
+        eos: &[u32],
+        cancel: &Cancel,
+        token: &mut dyn FnMut(u32) -> Result<()>,
+    ) -> Result<Completion> {
+        self.prepare(request.prompt.len().saturating_add(request.max_new_tokens))?;
+        let norms = self.norms();
+        let mut outcome = generate::stream(&self.net(&norms), request, eos, self.budget.kv_cache, cancel, token)?;
+        self.memory.kv_cache_peak = self.memory.kv_cache_peak.max(outcome.kv_peak);
+        outcome.completions.pop().ok_or_else(|| Error::failed("a request was lost"))
     }
 
     fn forward(&mut self, batch: &Batch, pass: Pass) -> Result<Scores> {

@@ -10,7 +10,7 @@ use super::{Budget, CpuEngine};
 use crate::control::Cancel;
 use crate::engine::reference::{Reference, by_base_name};
 use crate::engine::{
-    AdamW, Batch, Completion, Engine, NamedTensor, NormNoise, Pass, Request, Row, Sampling, Trainable,
+    AdamW, Batch, Completion, Engine, Moments, NamedTensor, NormNoise, Pass, Request, Row, Sampling, Trainable,
 };
 use crate::model::{Adapter, Checkpoint, ModelConfig, Projection, names, write_dense};
 use crate::rl::random::{key, normal};
@@ -181,6 +181,35 @@ fn a_completion_depends_on_nothing_else_in_its_batch() {
 }
 
 #[test]
+fn a_stream_hands_over_every_token_once_as_it_comes() {
+    let model = model("Qwen3", true);
+    let mut engine = engine(model.path(), None, Trainable::None, 2, PLENTY);
+    for request in &requests() {
+        let whole = generate(&mut engine, std::slice::from_ref(request)).remove(0);
+        let mut come = Vec::new();
+        let streamed = engine.stream(request, &[60], &Cancel::default(), &mut |id| {
+            come.push(id);
+            Ok(())
+        });
+        assert_eq!((streamed.unwrap(), come), (whole.clone(), whole.tokens));
+    }
+    // What the caller refuses is the last one computed: the rest was not there yet.
+    let (mut given, cancel) = (0, Cancel::default());
+    let stopped = engine.stream(&requests()[1], &[], &cancel, &mut |_| {
+        given += 1;
+        if given == 3 { Err(crate::Error::failed("enough")) } else { Ok(()) }
+    });
+    assert_eq!((stopped.unwrap_err().message(), given), ("enough", 3));
+    let mut after = 0;
+    let cancelled = engine.stream(&requests()[1], &[], &cancel, &mut |_| {
+        after += 1;
+        cancel.cancel();
+        Ok(())
+    });
+    assert_eq!((cancelled.unwrap_err().kind(), after), (crate::error::Kind::Cancelled, 1), "told before the end");
+}
+
+#[test]
 fn noise_is_fresh_never_adds_up_and_can_be_taken_off() {
     let model = model("Qwen2", true);
     let adapter = adapter(model.path());
@@ -211,7 +240,8 @@ fn a_resumed_engine_steps_to_the_same_bits() {
     let model = model("Qwen2", true);
     let adapter = adapter(model.path());
     let make = || engine(model.path(), Some(adapter.path()), Trainable::Adapter { norms: true }, 2, PLENTY);
-    let step = AdamW { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
+    let step =
+        AdamW { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0, moments: Moments::F32 };
     let mut whole = make();
     let mut resumed = make();
     for i in 0..4 {

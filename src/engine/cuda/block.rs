@@ -327,7 +327,21 @@ impl<'a> Net<'a> {
             "attention_backward_q",
             per_head(heads).shared(32 * dim),
             args![
-                dq, ld, d_attended, ldo, log_sum_exp, &delta, q, k, v, ld, &meta.spans, tokens, count, group, width,
+                dq,
+                ld,
+                d_attended,
+                ldo,
+                log_sum_exp,
+                &delta,
+                q,
+                k,
+                v,
+                ld,
+                &meta.spans,
+                tokens,
+                count,
+                group,
+                width,
                 scale
             ],
         )?;
@@ -335,8 +349,23 @@ impl<'a> Net<'a> {
             "attention_backward_kv",
             per_head(config.num_kv_heads).shared(32 * dim),
             args![
-                dk, dv, ld, d_attended, ldo, log_sum_exp, &delta, q, k, v, ld, &meta.spans, tokens, count, group,
-                width, scale
+                dk,
+                dv,
+                ld,
+                d_attended,
+                ldo,
+                log_sum_exp,
+                &delta,
+                q,
+                k,
+                v,
+                ld,
+                &meta.spans,
+                tokens,
+                count,
+                group,
+                width,
+                scale
             ],
         )
     }

@@ -1,6 +1,7 @@
 //! Matrix products: cuBLASLt for bf16 operands that suit it, our own kernel for everything else.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Mutex;
@@ -185,10 +186,10 @@ impl CublasLt {
         let stride = |o: Operand| if o.column == 1 { o.row } else { o.column };
         let key: Key = (shape, [stride(a), stride(b), c.row], [transposed(a), transposed(b)], c.elem);
         let mut plans = self.plans.lock().map_err(|_| Error::failed("a product panicked"))?;
-        if !plans.contains_key(&key) {
-            plans.insert(key, self.plan(key)?);
-        }
-        let plan = &plans[&key];
+        let plan = match plans.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(self.plan(key)?),
+        };
         // SAFETY: the descriptors are alive and describe the operands, which lie in live buffers; the workspace is used
         // by one product at a time, since all run on one stream.
         unsafe {

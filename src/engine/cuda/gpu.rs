@@ -232,17 +232,14 @@ const KERNELS: &[(&str, &[&str])] = &[
             "embedding_backward",
         ],
     ),
-    (
-        "gemm.cu",
-        &["gemm_aaa", "gemm_aaf", "gemm_afa", "gemm_aff", "gemm_faa", "gemm_faf", "gemm_ffa", "gemm_fff"],
-    ),
+    ("gemm.cu", &["gemm_aaa", "gemm_aaf", "gemm_afa", "gemm_aff", "gemm_faa", "gemm_faf", "gemm_ffa", "gemm_fff"]),
     ("attention.cu", &["attention_forward"]),
     ("attention_backward.cu", &["attention_delta", "attention_backward_q", "attention_backward_kv"]),
     ("head.cu", &["score", "score_backward"]),
     ("sample.cu", &["sample"]),
     ("decode.cu", &["cache_write", "decode_slots", "decode_advance", "copy_pages", "decode_attention"]),
     ("dequantize.cu", &["dequantize_nvfp4", "dequantize_mxfp4", "dequantize_nf4"]),
-    ("optimizer.cu", &["square_sums", "adamw"]),
+    ("optimizer.cu", &["square_sums", "adamw", "round_moments"]),
     ("fill.cu", &["fill_bits", "fill_bytes", "fill_act", "fill_floats"]),
 ];
 
@@ -275,14 +272,8 @@ impl Gpu {
         let stream = context.new_stream().map_err(|e| device_error("make a stream", e))?;
         keep_freed_memory(&context)?;
         let target = target(&context)?;
-        let mut gpu = Self {
-            context,
-            stream,
-            functions: HashMap::new(),
-            width,
-            meter: Arc::new(Meter::default()),
-            blas: None,
-        };
+        let mut gpu =
+            Self { context, stream, functions: HashMap::new(), width, meter: Arc::new(Meter::default()), blas: None };
         gpu.load(&target)?;
         if width == Width::Bf16 && Library::CublasLt.find().is_some() {
             gpu.blas = Some(CublasLt::new(&gpu)?);
@@ -441,8 +432,7 @@ impl Gpu {
 
     /// Gives a kernel to the stream.
     pub fn launch(&self, name: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        let function =
-            self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
+        let function = self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
         if grid.blocks.contains(&0) {
             return Ok(());
         }
@@ -472,8 +462,7 @@ impl Gpu {
         if bytes <= 48 << 10 {
             return Ok(());
         }
-        let function =
-            self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
+        let function = self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         function
             .set_attribute(attribute, bytes as i32)

@@ -105,15 +105,7 @@ pub fn backward(
         gpu.launch(
             "score_backward",
             Grid::new([count, 1, 1], 512),
-            args![
-                &d_logits,
-                &logits,
-                &piece.stats,
-                &piece.targets,
-                &own,
-                vocab as i32,
-                1.0 / scored.temperature
-            ],
+            args![&d_logits, &logits, &piece.stats, &piece.targets, &own, vocab as i32, 1.0 / scored.temperature],
         )?;
         drop(logits);
         let d = Operand::act(d_logits.ptr(), vocab);

@@ -7,8 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::{Error, Result};
 use crate::error::Kind;
+use crate::{Error, Result};
 
 /// What the engine needs of NVIDIA's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,9 @@ impl Library {
     fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Driver => &[("libcuda.so.1", ""), ("libcuda.so", "")],
-            Self::Nvrtc => &[("libnvrtc.so.13", "libnvrtc-builtins.so.13"), ("libnvrtc.so.12", "libnvrtc-builtins.so.12")],
+            Self::Nvrtc => {
+                &[("libnvrtc.so.13", "libnvrtc-builtins.so.13"), ("libnvrtc.so.12", "libnvrtc-builtins.so.12")]
+            }
             Self::CublasLt => &[("libcublasLt.so.13", ""), ("libcublasLt.so.12", "")],
         }
     }

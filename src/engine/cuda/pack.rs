@@ -31,8 +31,7 @@ fn spans(packed: &Packed) -> Vec<[i32; 4]> {
     let mut out = vec![[0i32; 4]; packed.tokens.len()];
     for span in &packed.spans {
         for token in span.own.clone() {
-            out[token] =
-                [span.prefix.start as i32, span.prefix.end as i32, span.own.start as i32, span.own.end as i32];
+            out[token] = [span.prefix.start as i32, span.prefix.end as i32, span.own.start as i32, span.own.end as i32];
         }
         // Rows of one prompt stand right behind it, one after the other.
         for token in span.prefix.clone() {

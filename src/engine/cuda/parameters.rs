@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use super::compile::Width;
 use super::gpu::{Buffer, Gpu, Grid, Plain, Ptr, args};
-use crate::engine::{AdamW, NamedTensor, OptimizerState};
+use crate::engine::adamw8::{self, Which};
+use crate::engine::{AdamW, Moments, NamedTensor, OptimizerState};
 use crate::{Error, Result};
 
-/// Elements of a piece of the optimizer's work.
+/// Elements of a piece of the optimizer's work, a multiple of [`adamw8::BLOCK`].
 const PIECE: usize = 1 << 14;
 /// Tensors start at multiples of so many elements, so that the matrix units can read them.
 const ALIGN: usize = 8;
@@ -56,7 +57,8 @@ impl Arena {
     }
 }
 
-/// A run of trained values: `struct Piece` of kernels/optimizer.cu.
+/// A run of trained values: `struct Piece` of kernels/optimizer.cu; bit 0 of `decays`: weight decay applies, bit 1: large
+/// enough for 8-bit moments.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Piece {
@@ -88,9 +90,11 @@ impl Parameters {
         let mut pieces = Vec::new();
         for slot in slots.iter().filter(|s| s.trained) {
             let Range { start, end } = slot.range();
+            let coded = end - start >= adamw8::MIN_SIZE;
+            let decays = i32::from(slot.decays()) | i32::from(coded) << 1;
             for at in (start..end).step_by(PIECE) {
                 let length = (end - at).min(PIECE) as i32;
-                pieces.push(Piece { start: at as i64, length, decays: i32::from(slot.decays()) });
+                pieces.push(Piece { start: at as i64, length, decays });
             }
         }
         let len = values.len();
@@ -266,6 +270,14 @@ impl Parameters {
             grid,
             args![&self.values, gradients, m, v, &self.pieces, clip, b1, b2, size, root, step.eps, keep],
         )?;
+        if step.moments == Moments::Blockwise8 {
+            // Kept in f32, but only values that codes have: the steps are those of 8-bit moments.
+            for (moment, which) in [(m, Which::First), (v, Which::Second)] {
+                let map = gpu.upload(adamw8::map(which))?;
+                let second = i32::from(which == Which::Second);
+                gpu.launch("round_moments", grid, args![moment, &map, second, &self.pieces])?;
+            }
+        }
         self.refresh(gpu)?;
         Ok(norm)
     }

@@ -221,13 +221,7 @@ impl Group {
             gpu.launch(
                 "add_bias",
                 Grid::each(m * linear.n),
-                args![
-                    y.at(gpu.act(linear.at)),
-                    self.n as i64,
-                    bias.of(around.parameters),
-                    m as i32,
-                    linear.n as i32
-                ],
+                args![y.at(gpu.act(linear.at)), self.n as i64, bias.of(around.parameters), m as i32, linear.n as i32],
             )?;
         }
         let Some((a, columns)) = self.a(around) else { return Ok(()) };
@@ -259,11 +253,7 @@ impl Group {
             let Some(into) = linear.bias.as_ref().and_then(|bias| bias.gradient(parameters)) else { continue };
             let part = dy.at(gpu.act(linear.at));
             around.add_sums(into, m, linear.n, |partial, grid, step| {
-                gpu.launch(
-                    "column_sums",
-                    grid,
-                    args![partial, part, self.n as i64, m as i32, linear.n as i32, step],
-                )
+                gpu.launch("column_sums", grid, args![partial, part, self.n as i64, m as i32, linear.n as i32, step])
             })?;
         }
         let Some((a, columns)) = self.a(around) else { return Ok(()) };

@@ -80,6 +80,22 @@ impl Builtin {
         matches!(self, Self::Accuracy | Self::Correctness | Self::Gsm8k | Self::Dapo)
     }
 
+    /// Whether one of several spellings of a gold answer earns all that this reward can give; `None` where there is no
+    /// such thing as full marks, or the gold answer cannot earn them in any form.
+    fn full_marks(self, spellings: &[Sample<'_>]) -> Option<bool> {
+        let full = match self {
+            Self::Length | Self::Repetition => return None,
+            Self::XmlCount => 0.5,
+            _ => 1.0,
+        };
+        let digits = |s: &Sample<'_>| !s.answer.is_empty() && s.answer.chars().all(|c| c.is_ascii_digit());
+        if self == Self::Int && !spellings.iter().all(digits) {
+            return None;
+        }
+        let scores: Vec<f64> = spellings.iter().filter_map(|s| self.score(s)).collect();
+        (!scores.is_empty()).then(|| scores.iter().any(|score| *score >= full))
+    }
+
     fn score(self, sample: &Sample<'_>) -> Option<f64> {
         let text = sample.completion;
         let unit = |value: f64, full: f64| if value >= full { 1.0 } else { 0.0 };
@@ -131,6 +147,14 @@ impl RewardSet {
             let function = match spec {
                 RewardSpec::Weight(_) => Function::Builtin(Builtin::find(name).ok_or_else(|| unknown(name))?),
                 RewardSpec::Program { command, timeout, .. } => {
+                    let program = Path::new(&command[0]);
+                    if program.components().count() > 1 && !dir.join(program).is_file() {
+                        return Err(Error::missing(format!(
+                            "rewards.{name}: there is no program {}",
+                            dir.join(program).display()
+                        ))
+                        .hint("a path starts in the pipeline's folder; a bare name is looked for in PATH"));
+                    }
                     Function::Program(Box::new(Program::new(name, command, *timeout, dir)))
                 }
             };
@@ -191,24 +215,37 @@ impl RewardSet {
         Ok(out)
     }
 
-    /// Refuses to train where a gold answer in the form the prompt asks for would not earn full marks: the reward
-    /// would stay 0 for ever. `ideal` writes a gold answer in that form.
-    pub fn check_gold(&self, samples: &[Sample<'_>]) -> Result<()> {
-        for (name, weight, function) in &self.functions {
-            let Function::Builtin(builtin) = function else { continue };
-            if !builtin.judges_answers() || *weight <= 0.0 || samples.is_empty() {
+    /// Refuses to train where a gold answer in the form the prompt asks for would not earn full marks (the reward would
+    /// stay 0 for ever), and where a program does not answer. `golds[problem]` are completions that give the problem's
+    /// gold answer in that form, in several spellings: one of them must do.
+    pub fn check_gold(&mut self, golds: &[Vec<Sample<'_>>], cancel: &Cancel) -> Result<()> {
+        for (name, weight, function) in &mut self.functions {
+            let builtin = match function {
+                Function::Builtin(builtin) => *builtin,
+                Function::Program(program) => {
+                    if let Some(sample) = golds.first().and_then(|spellings| spellings.first()) {
+                        program.probe(sample, cancel)?;
+                    }
+                    continue;
+                }
+            };
+            if *weight <= 0.0 {
                 continue;
             }
-            let failed = samples.iter().filter(|s| builtin.score(s).is_some_and(|score| score < 1.0)).count();
-            let read = samples.iter().filter(|s| builtin.score(s).is_some()).count();
             // Single odd gold answers are a matter of the data set; most of them failing is a wrong form.
-            if read == 0 || failed * 2 > read {
-                let shown = samples[0];
+            let marks: Vec<bool> = golds.iter().filter_map(|spellings| builtin.full_marks(spellings)).collect();
+            let failed = marks.iter().filter(|full| !**full).count();
+            let judged = golds.iter().any(|spellings| !spellings.is_empty()) && builtin.judges_answers();
+            if failed * 2 > marks.len() || judged && marks.is_empty() {
+                let Some(shown) = golds.iter().flatten().next() else { continue };
                 return Err(Error::usage(format!(
                     "reward `{name}` gives no full marks to gold answers in the form the prompt asks for, for instance {:?} for {:?}",
                     shown.completion, shown.answer
                 ))
-                .hint("choose a template or a reward that agree: `accuracy` reads tags, boxes, #### and plain answers"));
+                .hint(
+                    "choose a template or rewards that agree: `accuracy` reads tags, boxes, #### and plain answers; \
+                     rewards of tags need a prompt that asks for tags, such as template qerl_think",
+                ));
             }
         }
         Ok(())

@@ -11,6 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -23,6 +24,10 @@ use crate::{Error, Result};
 const MAX_LINE: u64 = 1 << 20;
 /// Failures in a row (late, dead, garbled) after which training ends.
 const MAX_FAILURES: usize = 16;
+/// What a program may take for its first answer, where that is more than its time limit: it loads its libraries.
+const START: Duration = Duration::from_secs(60);
+/// Bytes of its last words that are shown when it fails.
+const MAX_WORDS: usize = 400;
 /// How often a waiting caller looks whether it was cancelled.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -32,11 +37,34 @@ struct Answer {
     reward: Option<f64>,
 }
 
+const HINT: &str = "run the program by hand: it gets one JSON line and must answer {\"id\": ..., \"reward\": ...} on a \
+    line, flushed, with the same id and a finite number or null";
+
 /// A running program and its pipes.
 struct Process {
     child: Child,
     lines: Receiver<String>,
     input: Sender<String>,
+    /// The end of what it wrote to stderr.
+    words: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Process {
+    /// How it ended. Its pipes are closed, so it is about to; what it said last has a moment to arrive.
+    fn ended(mut self) -> String {
+        std::thread::sleep(POLL);
+        let code = self.child.try_wait().ok().flatten().map(|status| format!(" ({status})")).unwrap_or_default();
+        format!("{code}{}", self.last_words())
+    }
+
+    fn last_words(&self) -> String {
+        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&words);
+        match text.trim_end().lines().next_back() {
+            Some(line) if !line.is_empty() => format!("; its stderr ends in `{}`", line.trim()),
+            _ => String::new(),
+        }
+    }
 }
 
 impl Drop for Process {
@@ -82,10 +110,11 @@ impl Program {
             .current_dir(if self.dir.as_os_str().is_empty() { Path::new(".") } else { &self.dir })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .map_err(|e| Error::io(&format!("start reward `{}`:", self.name), &program, e))?;
-        let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(mut stdin), Some(stdout), Some(mut stderr)) = pipes else {
             return Err(Error::failed(format!("reward `{}` has no pipes", self.name)));
         };
         // Own threads for both directions: a program that does not read, or talks too much, blocks only them.
@@ -112,11 +141,35 @@ impl Program {
                 }
             }
         });
-        Ok(Process { child, lines, input })
+        let words = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&words);
+        std::thread::spawn(move || {
+            let mut chunk = [0; 1024];
+            while let Ok(n @ 1..) = stderr.read(&mut chunk) {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend_from_slice(&chunk[..n]);
+                let surplus = kept.len().saturating_sub(MAX_WORDS);
+                kept.drain(..surplus);
+            }
+        });
+        Ok(Process { child, lines, input, words })
+    }
+
+    /// Starts the program and asks it about one sample, so that one that cannot work is noticed before training.
+    pub fn probe(&mut self, sample: &Sample<'_>, cancel: &Cancel) -> Result<()> {
+        self.ask(sample, cancel, self.timeout.max(START))?;
+        if self.failures == 0 {
+            return Ok(());
+        }
+        Err(Error::usage(format!("reward `{}` does not answer: {}", self.name, self.last_failure)).hint(HINT))
     }
 
     /// The reward of one sample; `None` abstains.
     pub fn score(&mut self, sample: &Sample<'_>, cancel: &Cancel) -> Result<Option<f64>> {
+        self.ask(sample, cancel, self.timeout)
+    }
+
+    fn ask(&mut self, sample: &Sample<'_>, cancel: &Cancel, limit: Duration) -> Result<Option<f64>> {
         let id = self.next_id;
         self.next_id += 1;
         let process = match self.process.take() {
@@ -129,7 +182,7 @@ impl Program {
         });
         // A closed channel means a dead program: the wait below notices.
         let _ = process.input.send(format!("{request}\n"));
-        let deadline = Instant::now() + self.timeout;
+        let deadline = Instant::now() + limit;
         loop {
             cancel.check()?;
             let left = deadline.saturating_duration_since(Instant::now());
@@ -145,12 +198,19 @@ impl Program {
                     _ => {
                         self.process = Some(process);
                         let shown: String = line.trim_end().chars().take(80).collect();
-                        return self.fail(format!("it answered `{shown}`"));
+                        return self.fail(format!("it answered `{shown}` to id {id}"));
                     }
                 },
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
-                Err(RecvTimeoutError::Timeout) => return self.fail(format!("no answer within {:?}", self.timeout)),
-                Err(RecvTimeoutError::Disconnected) => return self.fail("it ended".to_owned()),
+                // Given up on: a new one is started for the next sample.
+                Err(RecvTimeoutError::Timeout) => {
+                    let words = process.last_words();
+                    return self.fail(format!("no answer within {limit:?}{words}"));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let words = process.ended();
+                    return self.fail(format!("it ended{words}"));
+                }
             }
         }
     }
@@ -166,6 +226,6 @@ impl Program {
             "reward `{}` failed {MAX_FAILURES} times in a row: {}",
             self.name, self.last_failure
         ))
-        .hint("run the program by hand: it gets one JSON line and must answer {\"id\": ..., \"reward\": ...}"))
+        .hint(HINT))
     }
 }

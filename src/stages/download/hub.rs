@@ -23,8 +23,11 @@ pub(super) fn run(context: &Context<'_>, config: &Config, repo: &str) -> Result<
     }
     let chosen = choose(&paths, &want).map_err(|e| e.within(format!("`{repo}`")))?;
     let files: Vec<&RemoteFile> = chosen.iter().map(|i| &snapshot.files[*i]).collect();
+    // An adapter beside no model: for `lora: {init: ...}`.
+    let holds = |name: &str| files.iter().any(|file| file.path == name);
+    let adapter = !config.dataset && holds("adapter_config.json") && !holds("config.json");
     let import = if config.dataset { None } else { gguf_of(&files)? };
-    if !config.dataset && import.is_none() {
+    if !config.dataset && !adapter && import.is_none() {
         check_model(&files, repo)?;
     }
     let folder = context.hub.fetch(&snapshot, &files, context.progress, context.cancel)?;
@@ -41,7 +44,7 @@ pub(super) fn run(context: &Context<'_>, config: &Config, repo: &str) -> Result<
     }
     Manifest::new(&snapshot, &files).write(&context.output)?;
     let at = Location::Hub { repo: repo.to_owned(), dataset: config.dataset, commit: snapshot.commit.clone() };
-    let handle = if config.dataset { Handle::Files { at } } else { Handle::Model { at } };
+    let handle = if config.dataset || adapter { Handle::Files { at } } else { Handle::Model { at } };
     Ok(Output { declared: vec![Manifest::FILE.to_owned()], handle, summary })
 }
 

@@ -43,13 +43,13 @@ pub(super) fn run(context: &Context<'_>, config: &Config, source: &str) -> Resul
         return Ok(Output { declared, handle, summary });
     }
     let has = |name: &str| files.iter().any(|file| file.name == name);
+    // An adapter beside no model: for `lora: {init: ...}`.
+    if !has("config.json") && has("adapter_config.json") {
+        return Ok(Output { declared: Vec::new(), handle: Handle::Files { at }, summary });
+    }
     if !has("config.json") {
-        let error = Error::input(format!("{} holds no config.json: it is no model", path.display()));
-        return Err(if has("adapter_config.json") {
-            error.hint("it holds an adapter: name the folder of its base model")
-        } else {
-            error.hint("name the folder that holds config.json; for a data set say `dataset: true`")
-        });
+        return Err(Error::input(format!("{} holds no config.json: it is no model", path.display()))
+            .hint("name the folder that holds config.json; for a data set say `dataset: true`"));
     }
     if !files.iter().any(|file| !file.name.contains('/') && file.name.ends_with(".safetensors")) {
         return Err(Error::input(format!("{} holds no weights as safetensors", path.display()))

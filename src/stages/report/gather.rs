@@ -73,7 +73,8 @@ pub(super) fn gather(context: &Context<'_>, config: &Config) -> Result<Data> {
     let mut data = Data {
         title: config.title.clone().unwrap_or_else(|| origin.name.clone()),
         pipeline: origin.name,
-        file: Some(origin.file).filter(|f| !f.is_empty()),
+        file: Some(origin.file).filter(|f| !f.is_empty()).map(|f| shell_word(&f)),
+        arguments: origin.arguments.iter().map(|word| shell_word(word)).collect::<Vec<_>>().join(" "),
         qerl_version: env!("CARGO_PKG_VERSION").to_owned(),
         axis: config.rows.clone(),
         over: config.over.clone(),
@@ -133,6 +134,15 @@ pub(super) fn gather(context: &Context<'_>, config: &Config) -> Result<Data> {
     provenance::fill(&mut data, &gathered);
     warn(&mut data, &gathered);
     Ok(data)
+}
+
+/// A word that a POSIX shell reads as `text`.
+fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 fn name(input: &Input) -> String {

@@ -4,7 +4,9 @@ use super::Config;
 use crate::engine::Sampling;
 use crate::rl::loss::LossSpec;
 use crate::rl::settings::{OptimizerSettings, Settings, scaling};
-use crate::rl::{Algorithm, Loss, Normalization};
+use crate::rl::{
+    Algorithm, CorrectionKind, DynamicSampling, KlEstimator, Loss, Normalization, OldLogProbs, RewardAggregation,
+};
 use crate::{Error, Result};
 
 /// What a preset sets.
@@ -81,6 +83,7 @@ impl Config {
             entropy_quantile: self.entropy_quantile,
             max_refills: dynamic.enabled.unwrap_or(preset.dynamic_sampling).then_some(dynamic.max_refills),
             old_log_probs: self.old_log_probs,
+            shuffle_rewards: self.shuffle_rewards,
             aqn: self.aqn.clone(),
             optimizer: OptimizerSettings {
                 kind: self.optimizer,
@@ -131,6 +134,10 @@ impl Config {
             ("clip.high", self.clip.high.is_none_or(|c| c >= 0.0 && c.is_finite()), "0 or more"),
             ("overlong.factor", self.overlong.factor.is_none_or(|f| f >= 0.0 && f.is_finite()), "0 or more"),
             ("entropy_bonus", self.entropy_bonus.is_finite(), "finite"),
+            ("dual_clip", self.dual_clip.is_none_or(|c| c >= 1.0 && c.is_finite()), "1 or more"),
+            ("cispo", self.cispo.is_none_or(|c| c > 0.0 && c.is_finite()), "above 0"),
+            ("off_policy_mask", self.off_policy_mask.is_none_or(|m| m >= 0.0 && m.is_finite()), "0 or more"),
+            ("correction.max", self.correction.is_none_or(|c| c.max > 0.0 && c.max.is_finite()), "above 0"),
         ];
         for (key, ok, rule) in within {
             if !ok {
@@ -152,17 +159,64 @@ impl Config {
         {
             return Err(Error::usage("correction.min is above correction.max"));
         }
-        let beta = self.beta.unwrap_or(self.algorithm.preset().beta);
-        if self.early_stop.max_kl.is_some() && beta == 0.0 {
-            return Err(Error::usage("early_stop.max_kl needs beta above 0, or there is no reference to compare with"));
+        if let Some((key, why)) = self.unread() {
+            return Err(Error::usage(format!("{key} would not be read: {why}"))
+                .hint("leave it out, or change what it depends on"));
         }
         if (self.eval_every > 0) != self.eval_data.is_some() {
             return Err(Error::usage("eval_every and eval_data belong together: set both or neither"));
         }
-        if self.cispo.is_some() && self.dual_clip.is_some() {
-            return Err(Error::usage("cispo has no clipped branch, so dual_clip cannot be combined with it"));
-        }
         self.aqn.as_ref().map_or(Ok(()), crate::rl::Aqn::validate)
+    }
+
+    /// A key that was set although nothing would read it beside the others, and why. Keys whose default cannot be told
+    /// from a value that was written count as set where they differ from the default.
+    fn unread(&self) -> Option<(&'static str, &'static str)> {
+        let preset = self.algorithm.preset();
+        let no_reference = self.beta.unwrap_or(preset.beta) == 0.0;
+        let no_kl = "with beta 0 there is no KL term";
+        let dynamic = self.dynamic_sampling;
+        // Off by the preset of a variant, a bound given for all of them is no mistake.
+        let no_refills = dynamic.enabled == Some(false);
+        let not_punished = self.overlong.factor.unwrap_or(preset.overlong_factor) == 0.0;
+        let truncates = self
+            .correction
+            .is_some_and(|c| matches!(c.kind, CorrectionKind::TokenTruncate | CorrectionKind::SequenceTruncate));
+        let rules = [
+            (no_reference && self.kl != KlEstimator::default(), "kl", no_kl),
+            (no_reference && self.kl_bias_correction, "kl_bias_correction", no_kl),
+            (no_reference && self.early_stop.max_kl.is_some(), "early_stop.max_kl", no_kl),
+            (
+                self.cispo.is_some() && (self.clip.low.is_some() || self.clip.high.is_some()),
+                "clip",
+                "cispo caps the ratio by its own bound",
+            ),
+            (self.cispo.is_some() && self.dual_clip.is_some(), "dual_clip", "cispo has no clipped branch"),
+            (
+                self.reward_aggregation == RewardAggregation::NormalizeThenSum
+                    && self.advantage.is_some_and(|a| a != Normalization::Group),
+                "advantage",
+                "reward_aggregation normalize_then_sum normalises by group and then over the batch",
+            ),
+            (
+                self.correction.is_some() && self.old_log_probs == OldLogProbs::Sampler,
+                "correction",
+                "with old_log_probs sampler old and sampler are the same",
+            ),
+            (
+                truncates && self.correction.is_some_and(|c| c.min.is_some()),
+                "correction.min",
+                "truncation has an upper bound only",
+            ),
+            (
+                no_refills && dynamic.max_refills != DynamicSampling::default().max_refills,
+                "dynamic_sampling.max_refills",
+                "dynamic sampling is off",
+            ),
+            (not_punished && self.overlong.cache.is_some(), "overlong.cache", "overlong.factor is 0"),
+            (self.eval_data.is_none() && self.eval_limit != super::eval_limit(), "eval_limit", "there is no eval_data"),
+        ];
+        rules.into_iter().find(|(unread, _, _)| *unread).map(|(_, key, why)| (key, why))
     }
 }
 
@@ -207,6 +261,38 @@ mod tests {
             r#"{"steps": 10, "overlong": {"cache": 0}}"#,
         ] {
             assert!(config(bad).settings().is_err(), "{bad}");
+        }
+    }
+
+    /// No option is silently ignored.
+    #[test]
+    fn keys_that_nothing_would_read_are_refused_by_name() {
+        for (key, bad) in [
+            ("kl", r#"{"steps": 10, "kl": "k1"}"#),
+            ("kl_bias_correction", r#"{"steps": 10, "kl_bias_correction": true}"#),
+            ("early_stop.max_kl", r#"{"steps": 10, "early_stop": {"max_kl": 1}}"#),
+            ("clip", r#"{"steps": 10, "cispo": 2, "clip": {"high": 0.3}}"#),
+            ("dual_clip", r#"{"steps": 10, "cispo": 2, "dual_clip": 3}"#),
+            ("advantage", r#"{"steps": 10, "reward_aggregation": "normalize_then_sum", "advantage": "none"}"#),
+            ("correction", r#"{"steps": 10, "old_log_probs": "sampler", "correction": {"kind": "token_mask"}}"#),
+            ("correction.min", r#"{"steps": 10, "correction": {"kind": "token_truncate", "min": 0.5}}"#),
+            (
+                "dynamic_sampling.max_refills",
+                r#"{"steps": 10, "dynamic_sampling": {"enabled": false, "max_refills": 9}}"#,
+            ),
+            ("overlong.cache", r#"{"steps": 10, "algorithm": "grpo", "overlong": {"cache": 9}}"#),
+            ("eval_limit", r#"{"steps": 10, "eval_limit": 9}"#),
+        ] {
+            let error = config(bad).settings().unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{key} would not be read")), "{error}");
+        }
+        for good in [
+            r#"{"steps": 10, "kl": "k1", "beta": 0.1}"#,
+            r#"{"steps": 10, "correction": {"kind": "token_mask", "min": 0.5}}"#,
+            r#"{"steps": 10, "algorithm": "grpo", "dynamic_sampling": {"enabled": true, "max_refills": 9}}"#,
+            r#"{"steps": 10, "algorithm": "grpo", "dynamic_sampling": {"max_refills": 9}}"#,
+        ] {
+            config(good).settings().unwrap();
         }
     }
 

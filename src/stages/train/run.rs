@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::Config;
+use super::earlier;
 use super::finish::{Form, recent};
 use super::parts::Parts;
 use crate::data::Problem;
@@ -46,9 +47,9 @@ pub fn run_with(context: &Context<'_>, config: &Config, parts: &dyn Parts) -> Re
     let settings = config.settings()?;
     let policy = context.policy(&config.policy.0)?;
     let form = Form::of(context, &config.policy.0, &policy)?;
-    let rewards = RewardSet::new(&config.rewards, &context.base_dir)?;
+    let mut rewards = RewardSet::new(&config.rewards, &context.base_dir)?;
     let material = Material::read(context, "data", &policy.model, parts)?;
-    check_gold(&rewards, &material)?;
+    check_gold(&mut rewards, &material, context)?;
     let eos = eos_ids(&policy.model)?;
     if eos.is_empty() {
         context.progress.say("the model names no end-of-sequence id: every completion runs to max_completion");
@@ -90,6 +91,9 @@ pub fn run_with(context: &Context<'_>, config: &Config, parts: &dyn Parts) -> Re
         json!(counters.best.map(|(step, accuracy)| json!({"step": step, "accuracy": accuracy}))),
     );
     summary.insert("stopped".to_owned(), json!(counters.stopped));
+    if settings.stop_at < settings.steps && counters.stopped.is_none() {
+        earlier::leave(&context.work, &context.output)?;
+    }
     form.finish(context, &policy.model, engine, &kept, &finished.metrics, summary.into())
 }
 
@@ -118,22 +122,21 @@ fn tasks(context: &Context<'_>, material: &Material, context_length: usize) -> R
     Ok(tasks)
 }
 
-/// Fault 18 of the field: the prompt asks for one form and the reward wants another.
-fn check_gold(rewards: &RewardSet, material: &Material) -> Result<()> {
+/// Fault 18 of the field: the prompt asks for one form and the reward wants another. Each gold answer is tried behind
+/// the reference solution and behind one line of reasoning, with and without a line end.
+fn check_gold(rewards: &mut RewardSet, material: &Material, context: &Context<'_>) -> Result<()> {
     let problems = &material.problems[..GOLD_CHECKS.min(material.problems.len())];
-    let ideal: Vec<String> = problems.iter().map(|p| material.language.ideal(p)).collect();
-    let samples: Vec<Sample<'_>> = problems
-        .iter()
-        .zip(&ideal)
-        .map(|(problem, completion)| Sample {
-            prompt: &problem.prompt,
-            completion,
-            answer: &problem.answer,
-            tokens: 0,
-            truncated: false,
-        })
-        .collect();
-    rewards.check_gold(&samples)
+    let spell = |problem: &Problem| {
+        let short = Problem { solution: Some("This is known.".to_owned()), ..problem.clone() };
+        let texts = [problem, &short].map(|p| material.language.ideal(p));
+        texts.into_iter().flat_map(|text| [format!("{text}\n"), text].map(|t| (problem.clone(), t))).collect::<Vec<_>>()
+    };
+    let spelled: Vec<Vec<(Problem, String)>> = problems.iter().map(spell).collect();
+    fn sample((problem, completion): &(Problem, String)) -> Sample<'_> {
+        Sample { prompt: &problem.prompt, completion, answer: &problem.answer, tokens: 0, truncated: false }
+    }
+    let golds: Vec<Vec<Sample<'_>>> = spelled.iter().map(|spellings| spellings.iter().map(sample).collect()).collect();
+    rewards.check_gold(&golds, context.cancel)
 }
 
 /// Parameters kept on the way, by checkpoint name.

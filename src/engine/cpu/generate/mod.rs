@@ -87,6 +87,39 @@ pub(super) fn generate(
     cancel: &Cancel,
     tick: &mut dyn FnMut(usize, usize),
 ) -> Result<Outcome> {
+    watched(net, requests, eos, kv_budget, cancel, &mut |run, new| {
+        tick(run.finished(), new);
+        Ok(())
+    })
+}
+
+/// See [`crate::engine::Engine::stream`]; the outcome holds one completion.
+pub(super) fn stream(
+    net: &Net<'_>,
+    request: &Request,
+    eos: &[u32],
+    kv_budget: u64,
+    cancel: &Cancel,
+    token: &mut dyn FnMut(u32) -> Result<()>,
+) -> Result<Outcome> {
+    let mut given = 0;
+    watched(net, std::slice::from_ref(request), eos, kv_budget, cancel, &mut |run, _| {
+        let tokens = run.first_tokens();
+        tokens.iter().skip(given).try_for_each(|id| token(*id))?;
+        given = tokens.len();
+        Ok(())
+    })
+}
+
+/// `each(run, new_tokens)` is called after every pass.
+fn watched(
+    net: &Net<'_>,
+    requests: &[Request],
+    eos: &[u32],
+    kv_budget: u64,
+    cancel: &Cancel,
+    each: &mut dyn FnMut(&Run<'_>, usize) -> Result<()>,
+) -> Result<Outcome> {
     let mut run = Run::new(net, requests, eos, kv_budget)?;
     let mut pass = Pass::default();
     while !(run.waiting.is_empty() && run.active.is_empty()) {
@@ -100,7 +133,7 @@ pub(super) fn generate(
             run.take(items, logits)?;
         }
         run.shrink();
-        tick(run.finished(), run.drawn - before);
+        each(&run, run.drawn - before)?;
     }
     let lost = || Error::failed("a request was lost");
     let completions = run.done.into_iter().map(|done| done.ok_or_else(lost)).collect::<Result<_>>()?;
@@ -159,6 +192,15 @@ impl<'a> Run<'a> {
         self.done.iter().flatten().count()
     }
 
+    /// What the first request has drawn so far.
+    fn first_tokens(&self) -> &[u32] {
+        if let Some(Some(done)) = self.done.first() {
+            return &done.tokens;
+        }
+        let mut sequences = self.active.iter().chain(&self.waiting);
+        sequences.find(|sequence| sequence.request == 0).map_or(&[], |sequence| &sequence.tokens)
+    }
+
     fn kv_bytes(&self) -> u64 {
         let own: u64 = self.active.iter().map(|sequence| sequence.own.bytes()).sum();
         own + self.groups.iter().map(Group::bytes).sum::<u64>()
@@ -193,11 +235,11 @@ impl<'a> Run<'a> {
         let mut logits = Vec::new();
         for (i, sequence) in self.active.iter().enumerate().filter(|(_, s)| s.tokens.is_empty()) {
             if let Progress::Ready(_, last) = &self.groups[sequence.group].progress {
-                owners.push(i);
+                owners.push((i, owners.len()));
                 logits.extend_from_slice(last);
             }
         }
-        self.draw(&owners, logits)
+        self.draw(&owners, &mut logits)
     }
 
     /// What the next pass feeds: a token of each running sequence first, then pieces of prompts.
@@ -246,47 +288,46 @@ impl<'a> Run<'a> {
     }
 
     /// Gives caches back to their owners and draws where logits came.
-    fn take(&mut self, items: Vec<Item<Owner>>, logits: Vec<f32>) -> Result<()> {
+    fn take(&mut self, items: Vec<Item<Owner>>, logits: &mut [f32]) -> Result<()> {
         let vocab = self.net.config.vocab_size;
-        let mut rows = logits.chunks_exact(vocab);
-        let (mut owners, mut drawn_from) = (Vec::new(), Vec::new());
+        let mut rows = (0..logits.len() / vocab).map(|row| (row, &logits[row * vocab..][..vocab]));
+        let mut owners = Vec::new();
         for item in items {
             let row = if item.logits { rows.next() } else { None };
             match item.owner {
                 Owner::Sequence(i) => {
                     self.active[i].own = item.caches;
                     self.active[i].fed += item.tokens.len();
-                    if let Some(row) = row {
-                        owners.push(i);
-                        drawn_from.extend_from_slice(row);
+                    if let Some((row, _)) = row {
+                        owners.push((i, row));
                     }
                 }
                 Owner::Group(i) => {
                     self.groups[i].progress = match row {
-                        Some(row) => Progress::Ready(Arc::new(item.caches), row.to_vec()),
+                        Some((_, row)) => Progress::Ready(Arc::new(item.caches), row.to_vec()),
                         None => Progress::Filling(item.caches, item.start + item.tokens.len()),
                     };
                 }
             }
         }
-        self.draw(&owners, drawn_from)
+        self.draw(&owners, logits)
     }
 
-    /// Draws a token for each of `owners` (active sequences) from its row of logits, and retires the finished ones.
-    fn draw(&mut self, owners: &[usize], mut logits: Vec<f32>) -> Result<()> {
+    /// Draws a token for each of `owners` (active sequence, its own row of the logits), and retires the finished.
+    fn draw(&mut self, owners: &[(usize, usize)], logits: &mut [f32]) -> Result<()> {
         let vocab = self.net.config.vocab_size;
         let mut draws: Vec<Option<Draw>> = vec![None; owners.len()];
-        let (rows, out) = (Parts::new(&mut logits), Parts::new(&mut draws));
+        let (rows, out) = (Parts::new(logits), Parts::new(&mut draws));
         let (active, requests) = (&self.active, self.requests);
         self.net.pool.for_each(owners.len(), &|i| {
-            let sequence = &active[owners[i]];
+            let (sequence, row) = (&active[owners[i].0], owners[i].1);
             let ask = &requests[sequence.request];
             // SAFETY: one row and one element per task.
-            let (row, out) = unsafe { (rows.slice(i * vocab, vocab), out.slice(i, 1)) };
+            let (row, out) = unsafe { (rows.slice(row * vocab, vocab), out.slice(i, 1)) };
             let place = sequence.tokens.len() as u64;
             out[0] = sampling::draw(row, &ask.sampling, ask.seed, place, &mut sampling::Scratch::default());
         });
-        for (&i, draw) in owners.iter().zip(draws) {
+        for (&(i, _), draw) in owners.iter().zip(draws) {
             let Some(draw) = draw else {
                 return Err(Error::failed("the model's logits are not finite").hint(
                     "the weights or the adapter are damaged, or training has diverged: lower the learning rate",

@@ -55,11 +55,12 @@ pub(super) struct Pass {
     up: Vec<f32>,
     active: Vec<f32>,
     t: Vec<f32>,
+    logits: Vec<f32>,
 }
 
 impl Pass {
     /// Feeds every item and extends its caches; gives the logits of those that want them, in order, `[vocab]` each.
-    pub fn run<O>(&mut self, net: &Net<'_>, items: &mut [Item<O>]) -> Vec<f32> {
+    pub fn run<O>(&mut self, net: &Net<'_>, items: &mut [Item<O>]) -> &mut [f32] {
         let config = net.config;
         let tokens: Vec<u32> = items.iter().flat_map(|item| item.tokens.iter().copied()).collect();
         let positions: Vec<u32> =
@@ -89,21 +90,29 @@ impl Pass {
 
     fn layer<O>(&mut self, net: &Net<'_>, layer: usize, positions: &[u32], items: &mut [Item<O>]) {
         let (pool, m, weights) = (net.pool, positions.len(), net.layer(layer));
-        let Self { x, normed, inverses, q, k, v, attended, gate, up, active, t } = self;
+        let Self { x, normed, inverses, q, k, v, attended, gate, up, active, t, .. } = self;
         rows::norm(pool, x, net.norm(layer, 0), net.eps(), normed, inverses);
         net.qkv(layer, normed, positions, q, k, v, t, None);
         self::extend(net, layer, k, v, items);
         self::attend(net, layer, q, items, attended);
-        weights.o.forward(pool, net.values, net.adapter, attended, m, t, &mut [&mut normed[..]]);
+        weights.o.forward(pool, net.values, net.factors.of(layer, 1), attended, m, t, &mut [&mut normed[..]]);
         rows::add(pool, normed, x);
         rows::norm(pool, x, net.norm(layer, 1), net.eps(), normed, inverses);
-        weights.gate_up.forward(pool, net.values, net.adapter, normed, m, t, &mut [&mut gate[..], &mut up[..]]);
+        weights.gate_up.forward(
+            pool,
+            net.values,
+            net.factors.of(layer, 2),
+            normed,
+            m,
+            t,
+            &mut [&mut gate[..], &mut up[..]],
+        );
         rows::silu_mul(pool, gate, up, active);
-        weights.down.forward(pool, net.values, net.adapter, active, m, t, &mut [&mut normed[..]]);
+        weights.down.forward(pool, net.values, net.factors.of(layer, 3), active, m, t, &mut [&mut normed[..]]);
         rows::add(pool, normed, x);
     }
 
-    fn logits<O>(&mut self, net: &Net<'_>, items: &[Item<O>]) -> Vec<f32> {
+    fn logits<O>(&mut self, net: &Net<'_>, items: &[Item<O>]) -> &mut [f32] {
         let (hidden, vocab) = (net.config.hidden_size, net.config.vocab_size);
         let mut last = Vec::new();
         let mut end = 0;
@@ -116,7 +125,11 @@ impl Pass {
         let count = last.len() / hidden;
         let (mut normed, mut inverses) = (vec![0f32; last.len()], vec![0f32; count]);
         rows::norm(net.pool, &last, net.weights.final_norm.of(net.values), net.eps(), &mut normed, &mut inverses);
-        let mut logits = vec![0f32; count * vocab];
+        // Kept from pass to pass: fresh pages cost as much as drawing from them.
+        if self.logits.len() < count * vocab {
+            self.logits.resize(count * vocab, 0.0);
+        }
+        let logits = &mut self.logits[..count * vocab];
         let piece = head::piece_rows(vocab);
         for (rows, out) in normed.chunks(piece * hidden).zip(logits.chunks_mut(piece * vocab)) {
             net.weights.head().product(net.pool, net.values, rows, rows.len() / hidden, out, false);

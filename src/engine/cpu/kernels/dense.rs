@@ -1,7 +1,10 @@
 //! Right operands in plain row-major f32.
 
+use std::ops::Range;
+
 use super::isa::Isa;
-use super::micro::NR;
+use super::line::{Floats, flat, flat_mut};
+use super::micro::{MR, NR, Target, tile};
 use super::panel::Source;
 
 /// B `[k, n]`, row-major.
@@ -88,6 +91,60 @@ unsafe fn transpose_avx512(data: &[f32], stride: usize, rows: usize, out: &mut [
                 // SAFETY: a half of 32 floats.
                 unsafe { _mm512_storeu_ps(out.as_mut_ptr().add(half), column) };
             }
+        }
+    }
+}
+
+/// W `[n, k]` of few, often read rows, laid out once as the panels `[n/32][k][32]` that [`Rows`] makes on the way.
+#[derive(Clone, Debug)]
+pub struct Panels {
+    n: usize,
+    k: usize,
+    lines: Vec<Floats>,
+}
+
+impl Panels {
+    /// From row-major f32.
+    ///
+    /// # Panics
+    /// Where `rows` has not n * k values.
+    pub fn new(rows: &[f32], n: usize, k: usize) -> Self {
+        assert_eq!(rows.len(), n * k, "rows of panels");
+        let mut lines = vec![Floats::ZERO; n.div_ceil(NR) * k * NR / 16];
+        let source = Rows { data: rows, stride: k, n };
+        if k > 0 {
+            for (strip, panel) in flat_mut(&mut lines).chunks_exact_mut(k * NR).enumerate() {
+                source.fill(Isa::best(), strip, 0, k, panel);
+            }
+        }
+        Self { n, k, lines }
+    }
+
+    /// `(n, k)`.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.n, self.k)
+    }
+
+    fn panel(&self, strip: usize) -> &[f32] {
+        &flat(&self.lines)[strip * self.k * NR..][..self.k * NR]
+    }
+}
+
+impl Source for Panels {
+    fn fill(&self, _: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
+        out.copy_from_slice(&self.panel(strip)[k0 * NR..][..kc * NR]);
+    }
+
+    fn direct_rows(&self, _: Isa) -> usize {
+        MR
+    }
+
+    unsafe fn direct(&self, isa: Isa, strips: Range<usize>, a: &[f32], m: usize, target: Target) {
+        let Target { c, ldc, n, start } = target;
+        for strip in strips {
+            let (cols, c) = ((n - strip * NR).min(NR), c.wrapping_add(strip * NR));
+            // SAFETY: the strips of C by the caller's promise.
+            unsafe { tile(isa, [m, cols, self.k], a, m, self.panel(strip), c, ldc, start, std::ptr::null()) };
         }
     }
 }

@@ -1,6 +1,6 @@
 //! General dense product, for LoRA and weight gradients.
 
-use super::dense::{Columns, Rows};
+use super::dense::{Columns, Panels, Rows};
 use super::isa::Isa;
 use super::micro::Start;
 use super::panel::{Left, Output, Source, products};
@@ -77,5 +77,61 @@ pub(super) fn gemm_with(
     };
     let left = Left { data: a.data, stride: a.stride, transposed: a.transposed, alpha };
     let start = if beta == 0.0 { Start::Zero } else { Start::Old };
-    products(pool, isa, [m, k], left, &mut [Output { source, n, c, ldc }], start);
+    products(pool, isa, [m, k], &[left], &mut [Output { left: 0, source, n, c, ldc, start }]);
+}
+
+/// A right operand `W^T` of few rows: LoRA's.
+#[derive(Clone, Copy, Debug)]
+pub enum Factor<'a> {
+    /// W `[n, k]`, row-major without gaps.
+    Rows(&'a [f32]),
+    Panels(&'a Panels),
+}
+
+impl<'a> Factor<'a> {
+    /// The operand and its n.
+    pub(super) fn source(self, k: usize) -> (Box<dyn Source + 'a>, usize) {
+        match self {
+            Self::Rows(data) => {
+                let n = data.len() / k;
+                (Box::new(Rows { data, stride: k, n }), n)
+            }
+            Self::Panels(panels) => {
+                assert_eq!(panels.shape().1, k, "columns of panels");
+                (Box::new(panels), panels.shape().0)
+            }
+        }
+    }
+}
+
+/// One of several products that share m and k: `C += alpha * A B^T`.
+#[derive(Debug)]
+pub struct Term<'a> {
+    /// A `[m, k]`, as it is stored.
+    pub a: Operand<'a>,
+    pub b: Factor<'a>,
+    /// C `[m, n]`, row-major without gaps.
+    pub c: &'a mut [f32],
+}
+
+/// `C += alpha * A B^T` for each term in one job: LoRA's second factors of a group. As [`gemm`] with `beta` 1.
+///
+/// # Panics
+/// As [`gemm`].
+pub fn add_products(pool: &Pool, [m, k]: [usize; 2], alpha: f32, terms: &mut [Term<'_>]) {
+    if k == 0 {
+        return;
+    }
+    let lefts: Vec<_> = terms
+        .iter()
+        .map(|Term { a, .. }| Left { data: a.data, stride: a.stride, transposed: a.transposed, alpha })
+        .collect();
+    let sources: Vec<_> = terms.iter().map(|term| term.b.source(k)).collect();
+    let mut outputs: Vec<_> = terms
+        .iter_mut()
+        .zip(&sources)
+        .enumerate()
+        .map(|(left, (t, (source, n)))| Output { left, source: &**source, n: *n, c: t.c, ldc: *n, start: Start::Old })
+        .collect();
+    products(pool, Isa::best(), [m, k], &lefts, &mut outputs);
 }

@@ -3,6 +3,7 @@
 use super::bf16::{self, Bf16};
 use super::dense::{Columns, Rows};
 use super::four_bit::{self, E2M1, FourBit, NF4};
+use super::gemm::Factor;
 use super::isa::Isa;
 use super::micro::{NR, Start};
 use super::panel::{Left, Output, Source, products};
@@ -159,12 +160,20 @@ impl Matrix {
 
     /// `y = x W^T`, or `y += x W^T` with `add`. x is `[m, k]`, y `[m, n]`.
     pub fn product(&self, pool: &Pool, x: &[f32], m: usize, y: &mut [f32], add: bool) {
-        Self::products(pool, x, m, &mut [(self, y)], add);
+        Self::products(pool, x, m, &mut [(self, y)], add, None);
     }
 
     /// Several products of one x at once (q, k and v; gate and up): one job, packed once.
-    pub fn products(pool: &Pool, x: &[f32], m: usize, outputs: &mut [(&Self, &mut [f32])], add: bool) {
-        Self::products_with(pool, Isa::best(), x, m, outputs, add);
+    /// `more`: LoRA's first factors W `[n, k]` and where `x W^T` `[m, n]` goes.
+    pub fn products(
+        pool: &Pool,
+        x: &[f32],
+        m: usize,
+        outputs: &mut [(&Self, &mut [f32])],
+        add: bool,
+        more: Option<(Factor<'_>, &mut [f32])>,
+    ) {
+        Self::products_with(pool, Isa::best(), x, m, outputs, add, more);
     }
 
     pub(super) fn products_with(
@@ -174,6 +183,7 @@ impl Matrix {
         m: usize,
         outputs: &mut [(&Self, &mut [f32])],
         add: bool,
+        more: Option<(Factor<'_>, &mut [f32])>,
     ) {
         let Some(k) = outputs.first().map(|(w, _)| w.k) else { return };
         assert_eq!(x.len(), m * k, "x is [m, k]");
@@ -191,11 +201,20 @@ impl Matrix {
                     (Storage::FourBit(w), _) => w,
                     (Storage::Dense(_), dense) => dense,
                 };
-                Output { source, n: w.n, c: y, ldc: w.n }
+                Output { left: 0, source, n: w.n, c: y, ldc: w.n, start: if add { Start::Old } else { Start::Zero } }
             })
             .collect();
+        let source;
+        if let Some((factor, c)) = more
+            && k > 0
+        {
+            source = factor.source(k);
+            let (source, n) = (&*source.0, source.1);
+            assert_eq!(c.len(), m * n, "the further result is [m, n]");
+            jobs.push(Output { left: 0, source, n, c, ldc: n, start: Start::Zero });
+        }
         let left = Left { data: x, stride: k, transposed: false, alpha: 1.0 };
-        products(pool, isa, [m, k], left, &mut jobs, if add { Start::Old } else { Start::Zero });
+        products(pool, isa, [m, k], &[left], &mut jobs);
     }
 
     fn dense_rows(&self) -> Rows<'_> {
@@ -235,8 +254,9 @@ impl Matrix {
             }
         };
         let left = Left { data: dy, stride: self.n, transposed: false, alpha: 1.0 };
-        let output = Output { source, n: self.k, c: dx, ldc: self.k };
-        products(pool, isa, [m, self.n], left, &mut [output], if add { Start::Old } else { Start::Zero });
+        let start = if add { Start::Old } else { Start::Zero };
+        let output = Output { left: 0, source, n: self.k, c: dx, ldc: self.k, start };
+        products(pool, isa, [m, self.n], &[left], &mut [output]);
     }
 }
 

@@ -23,7 +23,8 @@ mod pool;
 mod scale;
 pub mod vector;
 
-pub use gemm::{Operand, gemm};
+pub use dense::Panels;
+pub use gemm::{Factor, Operand, Term, add_products, gemm};
 pub use isa::Isa;
 pub use matrix::{Format, Matrix};
 pub(super) use pool::Parts;

@@ -40,6 +40,25 @@ pub(super) trait Source: Sync {
     }
 }
 
+impl<S: Source> Source for &S {
+    fn fill(&self, isa: Isa, strip: usize, k0: usize, kc: usize, out: &mut [f32]) {
+        (**self).fill(isa, strip, k0, kc, out);
+    }
+
+    fn address(&self, strip: usize, k0: usize) -> *const Line {
+        (**self).address(strip, k0)
+    }
+
+    fn direct_rows(&self, isa: Isa) -> usize {
+        (**self).direct_rows(isa)
+    }
+
+    unsafe fn direct(&self, isa: Isa, strips: Range<usize>, a: &[f32], m: usize, target: Target) {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).direct(isa, strips, a, m, target) }
+    }
+}
+
 /// A left operand `[m, k]`, multiplied with `alpha` when packed.
 #[derive(Clone, Copy)]
 pub(super) struct Left<'a> {
@@ -52,10 +71,13 @@ pub(super) struct Left<'a> {
 
 /// One product of a call: C `[m, n]` with row stride `ldc`.
 pub(super) struct Output<'a> {
+    /// Which of the call's left operands.
+    pub left: usize,
     pub source: &'a dyn Source,
     pub n: usize,
     pub c: &'a mut [f32],
     pub ldc: usize,
+    pub start: Start,
 }
 
 /// The rows of part `i` when `rows` are cut into `parts` almost equal parts.
@@ -65,44 +87,48 @@ pub(super) fn cut(rows: usize, parts: usize, i: usize) -> Range<usize> {
     start..start + each + usize::from(i < more)
 }
 
-/// `C (+)= A B` for each output, all with the same A `[m, k]`.
-pub(super) fn products(
-    pool: &Pool,
-    isa: Isa,
-    [m, k]: [usize; 2],
-    left: Left<'_>,
-    outputs: &mut [Output<'_>],
-    start: Start,
-) {
+/// `C (+)= A B` for each output, in one job; all A are `[m, k]`.
+pub(super) fn products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], lefts: &[Left<'_>], outputs: &mut [Output<'_>]) {
     for output in outputs.iter() {
         assert!(m == 0 || output.n == 0 || output.c.len() >= (m - 1) * output.ldc + output.n, "result too short");
         assert!(output.ldc >= output.n, "row stride below the row's length");
+        assert!(output.left < lefts.len(), "no such left operand");
     }
-    let (lines, wide) = if left.transposed { (k, m) } else { (m, k) };
-    assert!(lines == 0 || wide == 0 || left.data.len() >= (lines - 1) * left.stride + wide, "left operand too short");
-    assert!(left.stride >= wide || lines <= 1, "row stride below the row's length");
+    for left in lefts {
+        let (lines, wide) = if left.transposed { (k, m) } else { (m, k) };
+        let long = lines == 0 || wide == 0 || left.data.len() >= (lines - 1) * left.stride + wide;
+        assert!(long, "left operand too short");
+        assert!(left.stride >= wide || lines <= 1, "row stride below the row's length");
+    }
     if m == 0 {
         return;
     }
-    with_scratch(m * k, |packed| {
-        pack(pool, isa, [m, k], left, packed);
+    with_scratch(lefts.len() * m * k, |packed| {
+        for (i, &left) in lefts.iter().enumerate() {
+            pack(pool, isa, [m, k], left, &mut packed[i * m * k..][..m * k]);
+        }
         let packed = &*packed;
-
-        let direct = outputs.iter().all(|output| m <= output.source.direct_rows(isa));
+        let direct = m <= outputs.iter().map(|output| output.source.direct_rows(isa)).max().unwrap_or(0);
         let outputs: Vec<Job> = outputs
             .iter_mut()
-            .map(|o| Job { source: o.source, target: Target { c: o.c.as_mut_ptr(), ldc: o.ldc, n: o.n, start } })
+            .map(|o| Job {
+                packed: &packed[o.left * m * k..][..m * k],
+                source: o.source,
+                target: Target { c: o.c.as_mut_ptr(), ldc: o.ldc, n: o.n, start: o.start },
+            })
             .collect();
         if direct {
-            direct_products(pool, isa, [m, k], packed, &outputs);
+            direct_products(pool, isa, [m, k], &outputs);
         } else {
-            panel_products(pool, isa, [m, k], packed, &outputs);
+            panel_products(pool, isa, [m, k], &outputs);
         }
     });
 }
 
 /// An output of which tasks write different parts.
 struct Job<'a> {
+    /// The left operand.
+    packed: &'a [f32],
     source: &'a dyn Source,
     target: Target,
 }
@@ -110,8 +136,9 @@ struct Job<'a> {
 // SAFETY: the target's memory is borrowed by `products` for all of its tasks, which write disjoint parts.
 unsafe impl Sync for Job<'_> {}
 
-/// Few rows: each task multiplies some strips straight from the packed weights.
-fn direct_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], outputs: &[Job<'_>]) {
+/// Few rows: each task multiplies some strips straight from the packed weights (those of sources without such code,
+/// LoRA's A beside the base's weight, through a panel).
+fn direct_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], outputs: &[Job<'_>]) {
     let strips: usize = outputs.iter().map(|o| o.target.n.div_ceil(NR)).sum();
     // A few tasks per thread even out what the system takes away from one; small ones cost more than they bring.
     let each = strips.div_ceil(4 * pool.threads()).clamp(1, (64 * 1024 / k.max(1)).clamp(1, 64));
@@ -125,14 +152,21 @@ fn direct_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], ou
         .collect();
     pool.for_each(tasks.len(), &|task| {
         let (o, ref strips) = tasks[task];
-        let &Job { source, target } = &outputs[o];
-        // SAFETY: C's length is asserted by `products`; the strips of tasks are disjoint.
-        unsafe { source.direct(isa, strips.clone(), packed, m, target) };
+        let &Job { packed, source, target } = &outputs[o];
+        if m <= source.direct_rows(isa) {
+            // SAFETY: C's length is asserted by `products`; the strips of tasks are disjoint.
+            unsafe { source.direct(isa, strips.clone(), packed, m, target) };
+        } else {
+            for strip in strips.clone() {
+                // SAFETY: as above.
+                unsafe { strip_product(isa, [m, k], &outputs[o], strip, 0..m.div_ceil(MR), 0..k) };
+            }
+        }
     });
 }
 
 /// Each task fills the panels of one strip and runs the microkernel over a block of rows.
-fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], outputs: &[Job<'_>]) {
+fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], outputs: &[Job<'_>]) {
     let panels = m.div_ceil(MR);
     let strips: Vec<(usize, usize)> = outputs
         .iter()
@@ -158,7 +192,7 @@ fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], out
             let block = cut(panels, cuts, task / groups);
             for &(o, strip) in &strips[group..(group + each).min(strips.len())] {
                 // SAFETY: C's length is asserted by `products`; the strips and row blocks of tasks are disjoint.
-                unsafe { strip_product(isa, [m, k], packed, &outputs[o], strip, block.clone(), from..to) };
+                unsafe { strip_product(isa, [m, k], &outputs[o], strip, block.clone(), from..to) };
             }
         });
         from = to;
@@ -175,8 +209,7 @@ fn panel_products(pool: &Pool, isa: Isa, [m, k]: [usize; 2], packed: &[f32], out
 unsafe fn strip_product(
     isa: Isa,
     [m, k]: [usize; 2],
-    packed: &[f32],
-    &Job { source, target }: &Job<'_>,
+    &Job { packed, source, target }: &Job<'_>,
     strip: usize,
     block: Range<usize>,
     ks: Range<usize>,

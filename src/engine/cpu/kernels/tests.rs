@@ -85,7 +85,7 @@ fn products_agree_with_f64_in_every_format() {
             let (x, dy) = (numbers.vec(m * k), numbers.vec(m * n));
             for isa in Isa::all() {
                 let mut y = vec![f32::NAN; m * n];
-                Matrix::products_with(&pool, isa, &x, m, &mut [(&matrix, &mut y)], false);
+                Matrix::products_with(&pool, isa, &x, m, &mut [(&matrix, &mut y)], false, None);
                 let mut dx = vec![f32::NAN; m * k];
                 matrix.product_transposed_with(&pool, isa, &dy, m, &mut dx, false);
                 for i in 0..m {
@@ -135,7 +135,7 @@ fn products_use_the_exact_weights_of_every_scale() {
             let what = format!("{:?}, {isa:?}", matrix.format());
             for m in (1..=9).chain([k]) {
                 let mut y = vec![f32::NAN; m * n];
-                Matrix::products_with(&pool, isa, &x[..m * k], m, &mut [(matrix, &mut y)], false);
+                Matrix::products_with(&pool, isa, &x[..m * k], m, &mut [(matrix, &mut y)], false, None);
                 assert!((0..m * n).all(|i| y[i] == w[i % n * k + i / n]), "{what}, {m} rows");
             }
             let mut dx = vec![f32::NAN; n * k];
@@ -158,7 +158,7 @@ fn a_row_has_the_same_bits_in_every_batch_on_any_threads_and_vector_unit() {
                 for isa in Isa::all() {
                     for (m, pool) in ROWS.iter().rev().zip(pools.iter().cycle()) {
                         let mut y = y_old[..m * n].to_vec();
-                        Matrix::products_with(pool, isa, &x[..m * k], *m, &mut [(&matrix, &mut y)], add);
+                        Matrix::products_with(pool, isa, &x[..m * k], *m, &mut [(&matrix, &mut y)], add, None);
                         let mut dx = dx_old[..m * k].to_vec();
                         matrix.product_transposed_with(pool, isa, &dy[..m * n], *m, &mut dx, add);
                         if *m == 200 {
@@ -188,10 +188,10 @@ fn every_number_of_rows_gives_the_same_rows() {
         let x = numbers.vec(67 * k);
         for isa in Isa::all() {
             let mut want = vec![0.0; 67 * n];
-            Matrix::products_with(&pool, isa, &x, 67, &mut [(&matrix, &mut want)], false);
+            Matrix::products_with(&pool, isa, &x, 67, &mut [(&matrix, &mut want)], false, None);
             for m in 1..67 {
                 let mut y = vec![0.0; m * n];
-                Matrix::products_with(&pool, isa, &x[..m * k], m, &mut [(&matrix, &mut y)], false);
+                Matrix::products_with(&pool, isa, &x[..m * k], m, &mut [(&matrix, &mut y)], false, None);
                 assert!(y == want[..m * n], "{:?}, {isa:?}, {m} rows", matrix.format());
             }
         }
@@ -209,11 +209,56 @@ fn several_products_at_once_are_the_single_ones() {
         let mut together: Vec<Vec<f32>> = all.iter().map(|w| vec![0.0; m * w.shape().0]).collect();
         let mut outputs: Vec<(&Matrix, &mut [f32])> =
             all.iter().zip(together.iter_mut().map(Vec::as_mut_slice)).collect();
-        Matrix::products(&pool, &x, m, &mut outputs, false);
+        Matrix::products(&pool, &x, m, &mut outputs, false, None);
         for (w, together) in all.iter().zip(&together) {
             let mut alone = vec![0.0; together.len()];
             w.product(&pool, &x, m, &mut alone, false);
             assert_eq!(&alone, together, "{:?}, m {m}", w.format());
+        }
+    }
+}
+
+#[test]
+fn factors_of_an_adapter_in_one_job_are_the_single_products() {
+    let pool = Pool::new(2);
+    let mut numbers = Numbers::new(27);
+    let (k, rank) = (192, 16);
+    for base in matrices(70, k, &mut numbers).into_iter().map(|m| m.0) {
+        for m in [1, 3, 8, 9, 40] {
+            let (x, a) = (numbers.vec(m * k), numbers.vec(2 * rank * k));
+            let (mut y, mut t) = (vec![0.0; m * 70], vec![f32::NAN; m * 2 * rank]);
+            Matrix::products(&pool, &x, m, &mut [(&base, &mut y)], false, Some((Factor::Rows(&a), &mut t)));
+            let panels = Panels::new(&a, 2 * rank, k);
+            let (mut y_panels, mut t_panels) = (vec![0.0; m * 70], vec![f32::NAN; m * 2 * rank]);
+            let more = Some((Factor::Panels(&panels), &mut t_panels[..]));
+            Matrix::products(&pool, &x, m, &mut [(&base, &mut y_panels)], false, more);
+            assert_eq!((&y_panels, &t_panels), (&y, &t), "panels, {m} rows");
+            let (mut alone, mut first) = (vec![0.0; m * 70], vec![0.0; m * 2 * rank]);
+            base.product(&pool, &x, m, &mut alone, false);
+            gemm(
+                &pool,
+                [m, 2 * rank, k],
+                1.0,
+                Operand::new(&x, k),
+                Operand::new(&a, k).t(),
+                0.0,
+                (&mut first, 2 * rank),
+            );
+            assert_eq!((&y, &t), (&alone, &first), "{:?}, {m} rows", base.format());
+
+            let (b, other) = (numbers.vec(70 * rank), numbers.vec(33 * rank));
+            let mut z = numbers.vec(m * 33);
+            let mut z_alone = z.clone();
+            let halves = [Operand::new(&t, 2 * rank), Operand::new(&t[rank..], 2 * rank)];
+            let panels = Panels::new(&b, 70, rank);
+            let terms = &mut [
+                Term { a: halves[0], b: Factor::Panels(&panels), c: &mut y },
+                Term { a: halves[1], b: Factor::Rows(&other), c: &mut z },
+            ];
+            add_products(&pool, [m, rank], 0.5, terms);
+            gemm(&pool, [m, 70, rank], 0.5, halves[0], Operand::new(&b, rank).t(), 1.0, (&mut alone, 70));
+            gemm(&pool, [m, 33, rank], 0.5, halves[1], Operand::new(&other, rank).t(), 1.0, (&mut z_alone, 33));
+            assert_eq!((y, z), (alone, z_alone), "{m} rows");
         }
     }
 }

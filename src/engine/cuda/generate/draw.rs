@@ -55,12 +55,7 @@ impl Ask {
     }
 
     fn sampling(&self) -> Sampling {
-        Sampling {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k as usize,
-            min_p: self.min_p,
-        }
+        Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k as usize, min_p: self.min_p }
     }
 }
 

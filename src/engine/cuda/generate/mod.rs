@@ -234,7 +234,10 @@ impl<'a> Run<'a> {
         let mut freed = Vec::new();
         for (i, group) in self.groups.iter_mut().enumerate() {
             let used = self.active.iter().flatten().any(|s| s.group == i && s.shared > 0);
-            if i != keep && !used && let Some((pages, _)) = group.ready.take() {
+            if i != keep
+                && !used
+                && let Some((pages, _)) = group.ready.take()
+            {
                 freed.extend(pages);
             }
         }

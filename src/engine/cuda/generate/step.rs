@@ -57,14 +57,7 @@ impl Step {
         let (gpu, config) = (net.gpu, net.config);
         let (hidden, wide) = (config.hidden_size, config.intermediate_size);
         net.embed(self.tokens.ptr(), rows, self.x.ptr())?;
-        let slots = args![
-            &self.slots,
-            &self.positions,
-            &self.tables,
-            self.width as i32,
-            SIZE as i32,
-            rows as i32
-        ];
+        let slots = args![&self.slots, &self.positions, &self.tables, self.width as i32, SIZE as i32, rows as i32];
         gpu.launch("decode_slots", Grid::each(rows), slots)?;
         // The residual of the block before is added by the norm that reads it.
         let mut delta = Ptr::NULL;

@@ -1,7 +1,6 @@
 //! Random weights of a shape, made on the device.
 
 use super::{Group, Kind, Layer, Linear, Matrix, Packed, Table, Vector, Weights};
-use crate::{Error, Result};
 use crate::engine::Trainable;
 use crate::engine::cuda::gpu::{Buffer, Gpu, Grid, args};
 use crate::engine::cuda::parameters::Arena;
@@ -9,6 +8,7 @@ use crate::engine::philox::philox;
 use crate::model::adapter::peft_key;
 use crate::model::{ModelConfig, Norm, Projection};
 use crate::quant::Format;
+use crate::{Error, Result};
 
 /// About the standard deviation of trained models' weights.
 const SIZE: f32 = 0.035;
