@@ -5,6 +5,8 @@
 //! every activation is f32 and no matrix unit is used.
 
 mod block;
+pub mod blocks;
+pub mod choose;
 pub mod compile;
 pub mod device;
 mod gemm;
