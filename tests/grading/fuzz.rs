@@ -206,6 +206,14 @@ fn shown(text: &str) -> String {
     format!("{start:?}{more}")
 }
 
+/// Time that this thread has had: a busy machine makes nothing slow.
+fn on_cpu() -> Duration {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    let counted = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = counted.and_then(|text| text.split_whitespace().next()?.parse().ok());
+    nanoseconds.map_or_else(|| START.get_or_init(Instant::now).elapsed(), Duration::from_nanos)
+}
+
 #[test]
 fn any_input_gets_a_verdict_in_time() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
@@ -238,9 +246,9 @@ fn any_input_gets_a_verdict_in_time() {
         count += 1;
         let report = || format!("input {count} of seed {seed}: gold {} output {}", shown(&gold), shown(&output));
         let timed = || {
-            let start = Instant::now();
+            let start = on_cpu();
             std::hint::black_box(math::grade(&gold, &output));
-            start.elapsed()
+            on_cpu().saturating_sub(start)
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(&gold, &output))) {
             eprintln!("{}", report());
