@@ -6,6 +6,7 @@ mod chat;
 mod completions;
 mod doctor;
 mod eval;
+mod export;
 mod generate;
 mod grade;
 mod graph;
@@ -52,6 +53,7 @@ enum Command {
     Path(path::Args),
     // Single steps.
     Quantize(quantize::Args),
+    Export(export::Args),
     Generate(generate::Args),
     Score(score::Args),
     Chat(chat::Args),
@@ -80,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Chat(args) => chat::run(&args),
