@@ -66,11 +66,12 @@ pub fn keyed(around: &Surroundings<'_>, instance: &Instance, sources: &[Source<'
         // It prints whose it is.
         let file = around.graph.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let mut origin = serde_json::json!({ "name": around.graph.name, "file": file });
+        set(&mut key_config, "pipeline", origin.clone());
+        // Arguments that change no input change no figure: the report at hand, with the arguments it was made by, holds.
         if let Some(arguments) = instance.config.get("pipeline").and_then(|asked| asked.get("arguments")) {
             set(&mut origin, "arguments", arguments.clone());
         }
-        set(&mut config, "pipeline", origin.clone());
-        set(&mut key_config, "pipeline", origin);
+        set(&mut config, "pipeline", origin);
     }
     if matches!(instance.kind, Kind::Sft | Kind::Train)
         && let Value::Object(map) = &mut key_config
