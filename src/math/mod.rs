@@ -14,6 +14,8 @@ mod number;
 mod poly;
 mod power;
 mod probe;
+mod quantity;
+mod spot;
 mod units;
 mod value;
 mod words;

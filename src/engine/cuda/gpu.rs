@@ -3,16 +3,16 @@
 //! Everything runs on the one stream, so work and copies are in the order of the calls. Memory comes from the driver's
 //! pool, which keeps what was freed: a new buffer costs about a microsecond.
 
+mod grid;
+mod landing;
+
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DeviceRepr, DriverError, PinnedHostSlice,
-    ValidAsZeroBits, result, sys,
-};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 
 use super::compile::{Width, cached};
@@ -21,6 +21,9 @@ use super::library::Library;
 use super::source::SOURCES;
 use crate::error::Kind;
 use crate::{Error, Result};
+
+pub use grid::Grid;
+pub use landing::{Graph, Landing};
 
 /// An address in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -73,35 +76,6 @@ macro_rules! args {
     ($($x:expr),* $(,)?) => { &[$($crate::engine::cuda::gpu::Arg::from($x)),*] };
 }
 pub(crate) use args;
-
-/// Blocks, threads of a block, bytes of dynamic shared memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Grid {
-    pub blocks: [usize; 3],
-    pub threads: usize,
-    pub shared: usize,
-}
-
-impl Grid {
-    pub fn new(blocks: [usize; 3], threads: usize) -> Self {
-        Self { blocks, threads, shared: 0 }
-    }
-
-    /// A block per row.
-    pub fn rows(rows: usize, width: usize) -> Self {
-        Self::new([rows, 1, 1], width.next_multiple_of(32).clamp(32, 512))
-    }
-
-    /// For loops over `n` elements with any number of threads.
-    pub fn each(n: usize) -> Self {
-        Self::new([n.div_ceil(256).clamp(1, 1 << 16), 1, 1], 256)
-    }
-
-    #[must_use]
-    pub fn shared(self, bytes: usize) -> Self {
-        Self { shared: bytes, ..self }
-    }
-}
 
 /// Types whose bytes may be copied to and from a device.
 ///
@@ -478,82 +452,6 @@ impl Gpu {
         outcome?;
         let graph = graph.map_err(|e| device_error("record a graph", e))?;
         graph.map(Graph).ok_or_else(|| Error::failed("a recorded graph is empty"))
-    }
-}
-
-/// Page-locked memory that copies from the device land in without anybody waiting.
-pub struct Landing<T> {
-    memory: PinnedHostSlice<T>,
-    arrived: Option<(CudaEvent, usize)>,
-}
-
-impl<T> fmt::Debug for Landing<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Landing")
-    }
-}
-
-impl Gpu {
-    /// Room for `n` values.
-    pub fn landing<T: Plain + DeviceRepr + ValidAsZeroBits>(&self, n: usize) -> Result<Landing<T>> {
-        // SAFETY: only what a copy has written is read. Flag 0: memory that the CPU reads fast.
-        let memory = unsafe { self.context.alloc_pinned_with_flags(n, 0) }
-            .map_err(|e| device_error("get page-locked memory", e))?;
-        Ok(Landing { memory, arrived: None })
-    }
-
-    /// Whether graphs may be recorded.
-    pub fn records(&self) -> bool {
-        !debug_each()
-    }
-}
-
-impl<T: Plain + DeviceRepr + ValidAsZeroBits> Landing<T> {
-    /// Starts a copy of `n` values; what was sent before must have been waited for.
-    pub fn send(&mut self, gpu: &Gpu, from: Ptr, n: usize) -> Result<()> {
-        let memory = self.memory.as_mut_ptr().map_err(|e| device_error("use page-locked memory", e))?;
-        let n = n.min(self.memory.len());
-        // SAFETY: the memory holds `n` values and lives until the copy is waited for or the stream is gone.
-        unsafe {
-            let out = std::slice::from_raw_parts_mut(memory, n);
-            result::memcpy_dtoh_async(out, from.0, gpu.stream.cu_stream())
-        }
-        .map_err(|e| device_error("copy from the GPU", e))?;
-        let event = gpu.stream.record_event(None).map_err(|e| device_error("mark a copy", e))?;
-        self.arrived = Some((event, n));
-        Ok(())
-    }
-
-    /// Waits for the copy and gives its values.
-    pub fn wait(&self) -> Result<Vec<T>> {
-        let Some((event, n)) = &self.arrived else { return Ok(Vec::new()) };
-        event.synchronize().map_err(|e| device_error("finish the GPU's work", e))?;
-        let all = self.memory.as_slice().map_err(|e| device_error("use page-locked memory", e))?;
-        Ok(all[..*n].to_vec())
-    }
-}
-
-impl<T> Drop for Landing<T> {
-    fn drop(&mut self) {
-        // A copy on its way must not land in freed memory.
-        if let Some((event, _)) = &self.arrived {
-            let _ = event.synchronize();
-        }
-    }
-}
-
-/// A recorded sequence of launches.
-pub struct Graph(CudaGraph);
-
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Graph")
-    }
-}
-
-impl Graph {
-    pub fn launch(&self) -> Result<()> {
-        self.0.launch().map_err(|e| device_error("run a recorded graph", e))
     }
 }
 
