@@ -22,6 +22,15 @@ static __device__ __forceinline__ bf16_bits bf16_round(float x) {
 static __device__ __forceinline__ void narrow(float x, float &y) { y = x; }
 static __device__ __forceinline__ void narrow(float x, bf16_bits &y) { y = bf16_round(x); }
 
+// First thing in a kernel of the decode step, whose launches overlap on sm_90 and newer: lets the next one start and waits
+// until what the one before wrote is there. Without effect in an ordinary launch.
+static __device__ __forceinline__ void chained() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Sum of d values, q in shared memory or registers of floats, k in memory; d counts by 8 where the rows are aligned.
 static __device__ __forceinline__ float dot(const float *q, const float *k, int dim) {
     float sum = 0.f;

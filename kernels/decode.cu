@@ -20,13 +20,36 @@ extern "C" __global__ void cache_write(act *keys, act *values, const act *k, con
     }
 }
 
-// Slots of the tokens that sequences feed next: positions [rows], tables [rows, width] of pages.
-extern "C" __global__ void decode_slots(int *slots, const int *positions, const int *tables, int width, int size,
-                                        int rows) {
-    int row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= rows) return;
+// A decode step's queries and keys, turned in place, and its keys and values into the cache: qkv [rows, ld] has `heads`
+// queries, kv_heads keys and as many values of `dim`; row r feeds position positions[r] (below zero: an idle row) of the
+// sequence with the pages tables[r]. cos, sin [position, dim / 2]. A block per (head, row), queries first.
+extern "C" __global__ void turn_and_cache(act *qkv, i64 ld, const float *cosines, const float *sines, act *keys,
+                                          act *values, const int *positions, const int *tables, int width, int size,
+                                          int heads, int kv_heads, int dim) {
+    chained();
+    int head = blockIdx.x, half = dim / 2;
+    i64 row = blockIdx.y;
     int at = positions[row];
-    slots[row] = at < 0 ? -1 : tables[(i64)row * width + at / size] * size + at % size;
+    if (at < 0) return;
+    act *p = qkv + row * ld + (i64)head * dim;
+    i64 slot = 0;
+    if (head >= heads) {
+        int own = (head - heads) % kv_heads;
+        slot = (((i64)tables[row * width + at / size] * kv_heads + own) * size + at % size) * dim;
+    }
+    for (int c = threadIdx.x; c < half; c += blockDim.x) {
+        act low = p[c], high = p[c + half];
+        if (head < heads + kv_heads) {
+            float x = widen(low), y = widen(high), cosine = cosines[(i64)at * half + c], sine = sines[(i64)at * half + c];
+            narrow(x * cosine - y * sine, low);
+            narrow(y * cosine + x * sine, high);
+            p[c] = low, p[c + half] = high;
+        }
+        if (head >= heads) {
+            act *to = (head < heads + kv_heads ? keys : values) + slot;
+            to[c] = low, to[c + half] = high;
+        }
+    }
 }
 
 // As in sample.cu.
@@ -55,6 +78,7 @@ extern "C" __global__ void copy_pages(act *cache, const int *pairs, i64 stride, 
 extern "C" __global__ void __launch_bounds__(256)
     decode_attention(act *out, const act *q, i64 ld, const act *keys, const act *values, const int *positions,
                      const int *tables, int width, int kv_heads, int group, int size, int dim, float scale) {
+    chained();
     extern __shared__ float shared[];
     int head = blockIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     i64 row = blockIdx.y;

@@ -5,8 +5,8 @@
 // Passed by value; the same fields in Rust (repr(C)).
 struct GemmArgs {
     const u8 *w;             // blocks of weights.cuh
-    const float *row_scale;  // [N / 8], in the order of the shuffled rows
-    const u16 *x;            // bf16, 16-byte aligned: the image of arrange.cu (few tokens), or [m, ldx] (many)
+    const float *row_scale;  // [N / 8], in the order of the shuffled rows; null without weights (lora.cu)
+    const u16 *x;            // bf16, 16-byte aligned: the image of lora.cu (few tokens), or [m, ldx] (many)
     void *y;                 // [m, ldy] bf16, or f32 with OUT_F32
     const u16 *residual;     // [m, ldy] bf16 or null: added before rounding; may be y itself
     // By segment of rows (projections whose weights lie under one another): bias [rows of it] f32 or null, and LoRA's B
@@ -81,7 +81,8 @@ struct RowEnds {
     float scale0, scale1, bias0, bias1;
     DEVICE RowEnds of(const GemmArgs &args, int strip, int lane) {
         RowEnds e;
-        e.scale0 = args.row_scale[2 * strip], e.scale1 = args.row_scale[2 * strip + 1];
+        e.scale0 = e.scale1 = 0.0f;
+        if (args.row_scale) e.scale0 = args.row_scale[2 * strip], e.scale1 = args.row_scale[2 * strip + 1];
         int row0 = first_row(args, strip, 0) + (lane >> 2), row1 = first_row(args, strip, 1) + (lane >> 2);
         Segment s0 = Segment::of(args, row0), s1 = Segment::of(args, row1);
         row0 -= s0.start, row1 -= s1.start;

@@ -9,14 +9,14 @@
 // order of k, so the result depends on the grid but never on timing.
 //
 // A bulk copy costs the copy engine some 50 ns whatever its size (2026-12-01, H200: time went with their number), so x
-// comes as the image [K / 64][m][144 bytes] of arrange.cu, one copy a stage.
+// comes as the image [K / 64][m][144 bytes] of lora.cu, one copy a stage.
 #pragma once
 #include "gemm_args.cuh"
 
 template <int FORMAT, int MT, int T, int S, int WK, int KS, int NST> struct SmallGemm {
     static constexpr int BLOCK = Block<FORMAT>::BYTES, GROUPS = T / S;
     static constexpr int WARPS = GROUPS * WK, THREADS = WARPS * 32 + 32;
-    static constexpr int X_ROW = 144;  // bytes of a token's 64 columns in the image of x (arrange.cu)
+    static constexpr int X_ROW = 144;  // bytes of a token's 64 columns in the image of x (lora.cu)
     static constexpr int W_BYTES = T * KS * BLOCK, STAGE = W_BYTES + KS * MT * 8 * X_ROW;
     static constexpr int SUMS = (WK - 1) * T * MT * 512;
     static constexpr int SMEM = 256 + NST * STAGE + 2 * SUMS;

@@ -14,6 +14,7 @@ extern "C" __global__ void embed(float *x, const void *table, const int *tokens,
 // y = x / rms(x) * w, inverses[row] = 1 / rms. A block per row. With `delta`: x += delta first, written back.
 extern "C" __global__ void row_norm(act *y, float *inverses, float *x, const act *delta, const float *w, int width,
                                 float eps) {
+    chained();
     i64 at = (i64)blockIdx.x * width;
     float sum = 0.f;
     for (int c = threadIdx.x; c < width; c += blockDim.x) {
@@ -29,6 +30,7 @@ extern "C" __global__ void row_norm(act *y, float *inverses, float *x, const act
 // The same on each head: x [rows, ld] has `heads` heads of `width` in front. A block of one warp per (head, row).
 // `raw` [rows, heads, width] receives what x was; x is replaced.
 extern "C" __global__ void head_norm(act *x, i64 ld, act *raw, float *inverses, const float *w, int width, float eps) {
+    chained();
     int head = blockIdx.x;
     i64 row = blockIdx.y;
     act *p = x + row * ld + (i64)head * width;
@@ -134,6 +136,7 @@ extern "C" __global__ void rope(act *x, i64 ld, const float *cosines, const floa
 
 // out [rows, width] = silu(gate) * up, both in x [rows, 2 * width]: gate first.
 extern "C" __global__ void silu_mul(act *out, const act *x, int rows, int width) {
+    chained();
     i64 n = (i64)rows * width;
     EACH(i, n) {
         i64 row = i / width, at = row * 2 * width + i % width;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use qerl::control::Cancel;
+use qerl::control::{Cancel, Quiet};
 use qerl::engine::cpu::{Budget, CpuEngine};
 use qerl::engine::cuda::compile::Width;
 use qerl::engine::cuda::device::gpus;
@@ -12,7 +12,8 @@ use qerl::engine::reference::{Reference, by_base_name};
 use qerl::engine::{
     AdamW, Batch, Completion, Engine, Moments, NamedTensor, NormNoise, Pass, Request, Row, Sampling, Trainable,
 };
-use qerl::model::{Adapter, Checkpoint, ModelConfig, Projection, names, write_dense};
+use qerl::model::{Adapter, Checkpoint, ModelConfig, Projection, compress, names, write_dense};
+use qerl::quant::Format;
 use qerl::rl::random::{key, normal};
 use qerl::selftest::{Check, Tolerance, folder, golden, reference};
 use qerl::tensors::DType;
@@ -66,8 +67,12 @@ fn model(architecture: &str, tied: bool, large: bool) -> tempfile::TempDir {
 }
 
 fn adapter(model: &Path) -> tempfile::TempDir {
+    adapter_of(model, 4)
+}
+
+fn adapter_of(model: &Path, rank: usize) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let mut adapter = Adapter::init(&Checkpoint::open(model).unwrap(), 4, 8.0, &Projection::ALL, true, 5).unwrap();
+    let mut adapter = Adapter::init(&Checkpoint::open(model).unwrap(), rank, 8.0, &Projection::ALL, true, 5).unwrap();
     for tensor in adapter.tensors.iter_mut().filter(|t| t.name.ends_with("lora_B.weight")) {
         for (i, x) in tensor.data.iter_mut().enumerate() {
             *x = (0.1 * normal(9, &tensor.name, 0, i as u64)) as f32;
@@ -327,6 +332,53 @@ fn sampled_log_probs_are_those_of_scoring() {
         println!("{width:?}: mean |sampled - scored| {mean:.6}, worst {worst:.6} of {count}");
         assert!(mean < if width == Width::F32 { 1e-4 } else { 0.03 }, "{width:?}: {mean}");
     }
+}
+
+/// The decode step has products of its own for few rows, one or two launches of them, and the large ones beyond; scoring
+/// always has the large ones.
+#[test]
+fn every_format_decodes_batches_of_every_size_as_it_scores_them() {
+    if !gpu() {
+        return;
+    }
+    for architecture in ["Qwen2", "Qwen3"] {
+        let dense = model(architecture, false, true);
+        for format in [Format::Bf16, Format::Nvfp4, Format::Mxfp4, Format::Nf4] {
+            let packed = tempfile::tempdir().unwrap();
+            let base = if format == Format::Bf16 { dense.path() } else { packed.path() };
+            if format != Format::Bf16 {
+                let cancel = Cancel::default();
+                compress(dense.path(), base, format, true, &Quiet, &cancel).unwrap();
+            }
+            for rank in [16, 4] {
+                let adapter = adapter_of(base, rank);
+                let mut engine = engine(base, Some(adapter.path()), Trainable::None, options(Width::Bf16));
+                for count in [1, 7, 9, 20, 40, 64, 100, 150] {
+                    let what = format!("{architecture} {format:?} rank {rank}, {count} rows");
+                    let (mean, worst) = sampled_against_scored(&mut engine, count);
+                    println!("{what}: mean |sampled - scored| {mean:.5}, worst {worst:.5}");
+                    assert!(mean < 0.03 && worst < 0.5, "{what}: {mean} {worst}");
+                }
+            }
+        }
+    }
+}
+
+/// Mean and largest difference of `count` completions' log-probs as they were sampled and as they are scored.
+fn sampled_against_scored(engine: &mut CudaEngine, count: u64) -> (f64, f32) {
+    let prompts: [Arc<[u32]>; 2] = [ids("p", 40).into(), ids("q", 3).into()];
+    let sampling = Sampling { temperature: 0.9, ..Sampling::default() };
+    let prompt = |i: u64| prompts[(i % 2) as usize].clone();
+    let requests: Vec<Request> =
+        (0..count).map(|i| Request { prompt: prompt(i), max_new_tokens: 90, sampling, seed: i }).collect();
+    let done = generate(engine, &requests);
+    let row = |(i, c): (usize, &Completion)| Row { prompt: prompt(i as u64), completion: c.tokens.clone() };
+    let rows = done.iter().enumerate().map(row).collect();
+    let scores = engine.forward(&Batch { rows, temperature: 0.9 }, Pass::Score).unwrap();
+    let pairs = || done.iter().zip(&scores.log_probs).flat_map(|(a, b)| a.log_probs.iter().zip(b));
+    let (sum, worst) =
+        pairs().fold((0f64, 0f32), |(sum, worst), (a, b)| (sum + f64::from((a - b).abs()), worst.max((a - b).abs())));
+    (sum / pairs().count() as f64, worst)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::gpu::{Buffer, Gpu, Grid, Ptr, args};
 use super::pack::Meta;
 use super::parameters::Parameters;
-use super::weights::{Around, Group, Layer, Vector, Weights};
+use super::weights::{Around, Layer, Vector, Weights};
 use crate::Result;
 use crate::model::ModelConfig;
 
@@ -58,6 +58,7 @@ impl<'a> Net<'a> {
             parameters: self.parameters,
             scratch: self.weights.scratch.ptr(),
             few: self.weights.few.ptr(),
+            room: &self.weights.room,
             adapter: self.adapter,
         }
     }
@@ -96,7 +97,7 @@ impl<'a> Net<'a> {
     pub fn norm(&self, x: Ptr, delta: Ptr, weight: Ptr, rows: usize, y: Ptr, inverses: Ptr) -> Result<()> {
         let hidden = self.config.hidden_size;
         let args = args![y, inverses, x, delta, weight, hidden as i32, self.eps()];
-        self.gpu.launch("row_norm", Grid::rows(rows, hidden), args)
+        self.gpu.launch_chained("row_norm", Grid::rows(rows, hidden), args)
     }
 
     /// Turned queries and keys, and values, of normed inputs: `[rows, q + k + v]`. `raw` receives what head norms read.
@@ -109,24 +110,29 @@ impl<'a> Net<'a> {
         qkv: Ptr,
         raw: Option<&RawHeads>,
     ) -> Result<()> {
+        self.layer(layer).qkv.forward(self.around(), normed, rows, qkv)?;
+        self.head_norms(layer, qkv, rows, raw)?;
+        self.turn(qkv, positions, rows, 1.0)
+    }
+
+    /// Norms the heads of queries and keys, where the model does that (Qwen3). `raw` receives what they were.
+    pub fn head_norms(&self, layer: usize, qkv: Ptr, rows: usize, raw: Option<&RawHeads>) -> Result<()> {
         let (gpu, config, weights) = (self.gpu, self.config, self.layer(layer));
-        weights.qkv.forward(self.around(), normed, rows, qkv)?;
         let (q_width, kv_width) = self.widths();
         let width = (q_width + 2 * kv_width) as i64;
-        if let (Some(q_norm), Some(k_norm)) = (&weights.q_norm, &weights.k_norm) {
-            let none = (Ptr::NULL, Ptr::NULL);
-            let (q_raw, k_raw) =
-                raw.map_or((none, none), |r| ((r.q.ptr(), r.q_inverses.ptr()), (r.k.ptr(), r.k_inverses.ptr())));
-            for (norm, at, heads, (kept, inverses)) in
-                [(q_norm, 0, config.num_heads, q_raw), (k_norm, q_width, config.num_kv_heads, k_raw)]
-            {
-                let x = qkv.at(gpu.act(at));
-                let weight = norm.of(self.parameters);
-                let args = args![x, width, kept, inverses, weight, config.head_dim as i32, self.eps()];
-                gpu.launch("head_norm", Grid::new([heads, rows, 1], 32), args)?;
-            }
+        let (Some(q_norm), Some(k_norm)) = (&weights.q_norm, &weights.k_norm) else { return Ok(()) };
+        let none = (Ptr::NULL, Ptr::NULL);
+        let (q_raw, k_raw) =
+            raw.map_or((none, none), |r| ((r.q.ptr(), r.q_inverses.ptr()), (r.k.ptr(), r.k_inverses.ptr())));
+        for (norm, at, heads, (kept, inverses)) in
+            [(q_norm, 0, config.num_heads, q_raw), (k_norm, q_width, config.num_kv_heads, k_raw)]
+        {
+            let x = qkv.at(gpu.act(at));
+            let weight = norm.of(self.parameters);
+            let args = args![x, width, kept, inverses, weight, config.head_dim as i32, self.eps()];
+            gpu.launch_chained("head_norm", Grid::new([heads, rows, 1], 32), args)?;
         }
-        self.turn(qkv, positions, rows, 1.0)
+        Ok(())
     }
 
     /// Turns the queries and keys of `[rows, q + k + v]`.
@@ -389,10 +395,5 @@ impl<'a> Net<'a> {
         }
         let args = args![d, ld, raw, norm.of(self.parameters), inverses, dim];
         self.gpu.launch("head_norm_backward", Grid::new([heads, rows, 1], 32), args)
-    }
-
-    /// A group's product in place of a whole block: for decoding.
-    pub fn project(&self, group: &Group, x: Ptr, rows: usize, y: Ptr) -> Result<()> {
-        group.forward(self.around(), x, rows, y)
     }
 }

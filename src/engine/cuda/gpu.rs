@@ -15,11 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 
+use super::choose;
 use super::compile::{Width, cached};
 use super::gemm::CublasLt;
 use super::library::Library;
 use super::source::SOURCES;
 use crate::error::Kind;
+use crate::quant::Format;
 use crate::{Error, Result};
 
 pub use grid::Grid;
@@ -172,6 +174,10 @@ pub struct Gpu {
     width: Width,
     meter: Arc<Meter>,
     blas: Option<CublasLt>,
+    /// Whether launches can overlap (sm_90 and newer).
+    chains: bool,
+    processors: usize,
+    most_shared: usize,
 }
 
 impl fmt::Debug for Gpu {
@@ -211,11 +217,28 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("attention_backward.cu", &["attention_delta", "attention_backward_q", "attention_backward_kv"]),
     ("head.cu", &["score", "score_backward"]),
     ("sample.cu", &["sample"]),
-    ("decode.cu", &["cache_write", "decode_slots", "decode_advance", "copy_pages", "decode_attention"]),
+    ("decode.cu", &["cache_write", "turn_and_cache", "decode_advance", "copy_pages", "decode_attention"]),
     ("dequantize.cu", &["dequantize_nvfp4", "dequantize_mxfp4", "dequantize_nf4"]),
     ("optimizer.cu", &["square_sums", "adamw", "round_moments"]),
     ("fill.cu", &["fill_bits", "fill_bytes", "fill_act", "fill_floats"]),
 ];
+
+/// Those for bf16 and matrix units.
+const MATRIX_KERNELS: &[(&str, &[&str])] = &[
+    ("gemm_e2m1.cu", &["gemm_e2m1_8", "gemm_e2m1_16", "gemm_e2m1_32", "gemm_e2m1_64"]),
+    ("gemm_nf4.cu", &["gemm_nf4_8", "gemm_nf4_16"]),
+    ("lora.cu", &["product_inputs", "lora_up"]),
+    ("shuffle.cu", &["shuffle_nvfp4", "shuffle_mxfp4", "shuffle_nf4", "unshuffle_e2m1", "unshuffle_nf4"]),
+    ("flash_decode.cu", &["flash_decode_64", "flash_decode_128", "flash_decode_join_64", "flash_decode_join_128"]),
+];
+
+/// Flash decoding's kernels by width of a head.
+const FLASH: [(usize, &str); 2] = [(64, "flash_decode_64"), (128, "flash_decode_128")];
+
+/// Bytes of shared memory of a block of flash decoding: 4 warps, 4 stages, 16 keys and 16 values of `dim`.
+pub fn flash_shared(dim: usize) -> usize {
+    4 * 4 * 2 * 16 * dim * 2
+}
 
 pub(super) fn device_error(what: &str, error: DriverError) -> Error {
     let text = match error.error_string() {
@@ -246,9 +269,15 @@ impl Gpu {
         let stream = context.new_stream().map_err(|e| device_error("make a stream", e))?;
         keep_freed_memory(&context)?;
         let target = target(&context)?;
-        let mut gpu =
-            Self { context, stream, functions: HashMap::new(), width, meter: Arc::new(Meter::default()), blas: None };
+        use sys::CUdevice_attribute as Attribute;
+        let ask = |attribute| context.attribute(attribute).map_err(|e| device_error("ask a GPU for its limits", e));
+        let processors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let most_shared = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        let chains = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9;
+        let (functions, meter) = (HashMap::new(), Arc::new(Meter::default()));
+        let mut gpu = Self { context, stream, functions, width, meter, blas: None, chains, processors, most_shared };
         gpu.load(&target)?;
+        gpu.allow_all_shared()?;
         if width == Width::Bf16 && Library::CublasLt.find().is_some() {
             gpu.blas = Some(CublasLt::new(&gpu)?);
         }
@@ -256,10 +285,11 @@ impl Gpu {
     }
 
     fn load(&mut self, target: &str) -> Result<()> {
-        // Units without a kernel in the list are not used yet: only the checks compile them.
-        let used = |name: &str| KERNELS.iter().any(|(file, _)| *file == name);
-        let units: Vec<_> = SOURCES.iter().filter(|s| s.arch.includes(target) && used(s.name)).collect();
         let width = self.width;
+        // Those for matrix units know bf16 alone.
+        let known = || KERNELS.iter().chain(if width == Width::Bf16 { MATRIX_KERNELS } else { &[] });
+        let used = |name: &str| known().any(|(file, _)| *file == name);
+        let units: Vec<_> = SOURCES.iter().filter(|s| s.arch.includes(target) && used(s.name)).collect();
         // Compilation takes a tenth of a second each: at the same time.
         let codes: Vec<Result<Vec<u8>>> = std::thread::scope(|scope| {
             let jobs: Vec<_> = units.iter().map(|unit| scope.spawn(move || cached(unit, target, width))).collect();
@@ -269,10 +299,28 @@ impl Gpu {
         for (unit, code) in units.iter().zip(codes) {
             let what = format!("load {}", unit.name);
             let module = self.context.load_module(Ptx::from_binary(code?)).map_err(|e| device_error(&what, e))?;
-            for &name in KERNELS.iter().filter(|(file, _)| *file == unit.name).flat_map(|(_, names)| *names) {
+            for &name in known().filter(|(file, _)| *file == unit.name).flat_map(|(_, names)| *names) {
                 let what = format!("find the kernel {name}");
                 let function = module.load_function(name).map_err(|e| device_error(&what, e))?;
                 self.functions.insert(name, function);
+            }
+        }
+        Ok(())
+    }
+
+    /// Kernels that take more shared memory than usual get it, as far as the device has it.
+    fn allow_all_shared(&self) -> Result<()> {
+        if self.width == Width::F32 {
+            return Ok(());
+        }
+        for kernel in [Format::Nvfp4, Format::Nf4].into_iter().flat_map(choose::kernels) {
+            if kernel.shared() <= self.most_shared {
+                self.allow_shared(kernel.name, kernel.shared())?;
+            }
+        }
+        for (dim, name) in FLASH {
+            if flash_shared(dim) <= self.most_shared {
+                self.allow_shared(name, flash_shared(dim))?;
             }
         }
         Ok(())
@@ -406,29 +454,75 @@ impl Gpu {
 
     /// Gives a kernel to the stream.
     pub fn launch(&self, name: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        let mut pointers: Vec<*mut c_void> = args.iter().map(|arg| (&raw const arg.0).cast_mut().cast()).collect();
+        self.submit(name, grid, &mut pointers, false)
+    }
+
+    /// As [`Gpu::launch`], of a kernel that waits for the one before by itself: it may start while that one still runs.
+    pub fn launch_chained(&self, name: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        let mut pointers: Vec<*mut c_void> = args.iter().map(|arg| (&raw const arg.0).cast_mut().cast()).collect();
+        self.submit(name, grid, &mut pointers, true)
+    }
+
+    /// As [`Gpu::launch_chained`], of a kernel that takes one struct by value.
+    pub fn launch_struct<T: Copy>(&self, name: &'static str, grid: Grid, args: &T) -> Result<()> {
+        self.submit(name, grid, &mut [std::ptr::from_ref(args).cast_mut().cast()], true)
+    }
+
+    fn submit(&self, name: &'static str, grid: Grid, pointers: &mut [*mut c_void], chained: bool) -> Result<()> {
         let function = self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let mut pointers: Vec<*mut c_void> = args.iter().map(|arg| (&raw const arg.0).cast_mut().cast()).collect();
         let [x, y, z] = grid.blocks.map(|n| n as u32);
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: grid.threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared as u32,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut overlap,
+            numAttrs: u32::from(chained && self.chains),
+        };
         // SAFETY: the arguments are as many and as wide as the kernel declares (its tests launch each), and point to
-        // buffers that live until the stream has passed this launch.
+        // buffers that live until the stream has passed this launch; the driver copies them before it returns.
         unsafe {
-            result::launch_kernel(
+            sys::cuLaunchKernelEx(
+                &raw const config,
                 function.cu_function(),
-                (x, y, z),
-                (grid.threads as u32, 1, 1),
-                grid.shared as u32,
-                self.stream.cu_stream(),
-                &mut pointers,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
+            .result()
         }
         .map_err(|e| device_error(&format!("launch {name} as {grid:?}"), e))?;
         if debug_each() {
-            self.stream.synchronize().map_err(|e| device_error(&format!("run {name} as {grid:?} with {args:?}"), e))?;
+            self.stream.synchronize().map_err(|e| device_error(&format!("run {name} as {grid:?}"), e))?;
         }
         Ok(())
+    }
+
+    /// Multiprocessors.
+    pub fn processors(&self) -> usize {
+        self.processors
+    }
+
+    /// The most bytes of shared memory that a block may have.
+    pub fn most_shared(&self) -> usize {
+        self.most_shared
+    }
+
+    /// Whether `name` was loaded: units for matrix units are not in the check mode.
+    pub fn has(&self, name: &str) -> bool {
+        self.functions.contains_key(name)
     }
 
     /// Allows a kernel more dynamic shared memory than 48 KiB.

@@ -1,9 +1,14 @@
 //! The model's weights on the device, packed as they come, and where the trained ones lie in the arena.
 
+mod few;
 mod random;
 mod read;
+mod shuffled;
 
 use std::ops::Range;
+
+pub use few::Room;
+use shuffled::Shuffled;
 
 use super::gemm::Operand;
 use super::gpu::{Buffer, Gpu, Grid, Ptr, args};
@@ -26,8 +31,14 @@ pub struct Packed {
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    Nvfp4 { global: f32, multiplies: bool },
-    Mxfp4,
+    Nvfp4 {
+        global: f32,
+        multiplies: bool,
+    },
+    Mxfp4 {
+        /// The largest e8m0 scale.
+        largest: u8,
+    },
     Nf4,
 }
 
@@ -42,7 +53,10 @@ impl Packed {
                 };
                 (gpu.upload(packed)?, gpu.upload(scales)?, Kind::Nvfp4 { global, multiplies })
             }
-            Values::Mxfp4 { packed, scales } => (gpu.upload(packed)?, gpu.upload(scales)?, Kind::Mxfp4),
+            Values::Mxfp4 { packed, scales } => {
+                let largest = scales.iter().copied().max().unwrap_or(0);
+                (gpu.upload(packed)?, gpu.upload(scales)?, Kind::Mxfp4 { largest })
+            }
             Values::Nf4 { codes, absmax } => (gpu.upload(codes)?, gpu.upload(absmax)?, Kind::Nf4),
             _ => return Ok(None),
         };
@@ -64,7 +78,7 @@ impl Packed {
                 grid,
                 args![out, &self.codes, &self.scales, global, i32::from(multiplies), eighths],
             ),
-            Kind::Mxfp4 => gpu.launch("dequantize_mxfp4", grid, args![out, &self.codes, &self.scales, eighths]),
+            Kind::Mxfp4 { .. } => gpu.launch("dequantize_mxfp4", grid, args![out, &self.codes, &self.scales, eighths]),
             Kind::Nf4 => {
                 gpu.launch("dequantize_nf4", Grid::each(count), args![out, &self.codes, &self.scales, count as i64])
             }
@@ -77,9 +91,23 @@ impl Packed {
 enum Matrix {
     /// As activations are stored.
     Dense(Buffer),
+    /// As the file has them: shapes that the blocks do not fit, and the check mode.
     Packed(Vec<Packed>),
+    Shuffled(Shuffled),
     /// In the arena from here on.
     Trained(usize),
+}
+
+impl Matrix {
+    /// Packed projections under one another, in the best order that they allow; `pair`: they are gate and up.
+    fn of(gpu: &Gpu, all: Vec<Packed>, pair: bool) -> Result<Self> {
+        let alike =
+            all.windows(2).all(|two| std::mem::discriminant(&two[0].kind) == std::mem::discriminant(&two[1].kind));
+        if alike && Shuffled::suits(gpu, &all) {
+            return Ok(Self::Shuffled(Shuffled::new(gpu, &all, pair)?));
+        }
+        Ok(Self::Packed(all))
+    }
 }
 
 /// A bias or a norm in f32: frozen, or in the arena.
@@ -144,6 +172,7 @@ pub struct Around<'a> {
     pub scratch: Ptr,
     /// Room for `x A^T` of up to [`FEW`] rows, so that decoding allocates nothing.
     pub few: Ptr,
+    pub room: &'a Room,
     pub adapter: bool,
 }
 
@@ -175,13 +204,14 @@ impl Group {
         match &self.matrix {
             Matrix::Dense(buffer) => buffer.bytes(),
             Matrix::Packed(all) => all.iter().map(Packed::bytes).sum(),
+            Matrix::Shuffled(weights) => weights.bytes(),
             Matrix::Trained(_) => 0,
         }
     }
 
     /// Elements of scratch that [`Group::weights`] needs.
     fn scratch(&self) -> usize {
-        if matches!(self.matrix, Matrix::Packed(_)) { self.n * self.k } else { 0 }
+        if matches!(self.matrix, Matrix::Packed(_) | Matrix::Shuffled(_)) { self.n * self.k } else { 0 }
     }
 
     /// The weights as activations, `[n, k]`; until the next call.
@@ -193,6 +223,10 @@ impl Group {
                 for (linear, packed) in self.linears.iter().zip(all) {
                     packed.dequantize(around.gpu, around.scratch.at(around.gpu.act(linear.at * self.k)))?;
                 }
+                around.scratch
+            }
+            Matrix::Shuffled(weights) => {
+                weights.rows(around.gpu, around.scratch)?;
                 around.scratch
             }
         };
@@ -210,11 +244,16 @@ impl Group {
         around.gpu.gemm([m, columns, self.k], 1.0, x, a.t(), 0.0, t)
     }
 
+    /// `y[m, n] = x W^T`.
+    fn product(&self, around: Around<'_>, x: Ptr, m: usize, y: Ptr) -> Result<()> {
+        let w = self.weights(around)?;
+        around.gpu.gemm([m, self.n, self.k], 1.0, Operand::act(x, self.k), w.t(), 0.0, Operand::act(y, self.n))
+    }
+
     /// `y[m, n] = x W^T + b + scale * (x A^T) B^T` for `m` rows of x `[m, k]`.
     pub fn forward(&self, around: Around<'_>, x: Ptr, m: usize, y: Ptr) -> Result<()> {
         let gpu = around.gpu;
-        let w = self.weights(around)?;
-        gpu.gemm([m, self.n, self.k], 1.0, Operand::act(x, self.k), w.t(), 0.0, Operand::act(y, self.n))?;
+        self.product(around, x, m, y)?;
         for linear in &self.linears {
             let Some(bias) = &linear.bias else { continue };
             gpu.launch(
@@ -338,6 +377,7 @@ pub struct Weights {
     pub final_norm: Vector,
     pub scratch: Buffer,
     pub few: Buffer,
+    pub room: Room,
 }
 
 impl Weights {
@@ -383,6 +423,7 @@ impl Weights {
         let groups = layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
         let columns = groups.filter_map(|g| g.a).map(|(_, columns)| columns).max().unwrap_or(0);
         let (scratch, few) = (gpu.alloc_act(most)?, gpu.alloc_act(FEW * columns)?);
-        Ok(Self { embedding, head, layers, norms, final_norm, scratch, few })
+        let room = Room::new(gpu, layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]))?;
+        Ok(Self { embedding, head, layers, norms, final_norm, scratch, few, room })
     }
 }

@@ -4,6 +4,7 @@
 //! copied for each. A finished sequence's place is refilled at once. When no page is left, the youngest sequence gives
 //! its pages back and is computed again later.
 
+mod attend;
 mod draw;
 mod pages;
 mod prefill;

@@ -56,7 +56,7 @@ impl Maker<'_> {
             // e4m3 scales of 0.5 to 0.9 over 100.
             Format::Nvfp4 => (self.bytes(n * k / 16, 0x30, 8)?, Kind::Nvfp4 { global: 100.0, multiplies: false }),
             // 2^-7 and 2^-6.
-            Format::Mxfp4 => (self.bytes(n * k / 32, 120, 2)?, Kind::Mxfp4),
+            Format::Mxfp4 => (self.bytes(n * k / 32, 120, 2)?, Kind::Mxfp4 { largest: 121 }),
             Format::Nf4 => (self.floats(n * k / 64, 0.03, 0.06)?, Kind::Nf4),
         };
         Ok(Packed { n, k, codes, scales, kind })
@@ -133,7 +133,11 @@ fn group(
         }
         (n, k) = (n + rows, columns);
     }
-    let matrix = if format != Format::Bf16 { Matrix::Packed(packed) } else { Matrix::Dense(maker.act(n * k)?) };
+    let matrix = if format != Format::Bf16 {
+        Matrix::of(maker.gpu, packed, *projections == *Projection::FUSED[2])?
+    } else {
+        Matrix::Dense(maker.act(n * k)?)
+    };
     let trained = matches!(trainable, Trainable::Adapter { .. });
     let mut group = Group { matrix, linears, n, k, a: None, rank, scale: 1.0, lora_trained: trained };
     if rank == 0 {

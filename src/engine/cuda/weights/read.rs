@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
             packed.extend(Packed::upload(self.gpu, weight)?);
         }
         if packed.len() == stored.len() {
-            return Ok(Matrix::Packed(packed));
+            return Matrix::of(self.gpu, packed, *projections == *Projection::FUSED[2]);
         }
         let all = self.gpu.alloc_act(n * k)?;
         let mut at = 0;
