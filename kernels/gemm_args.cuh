@@ -46,23 +46,33 @@ struct Segment {
     }
 };
 
-// Adds t B^T to c[16 rows of W][8 tokens], one strip and 8 tokens from `token0` on.
-DEVICE void add_lora(const GemmArgs &args, int strip, int token0, int lane, float (&c)[4]) {
+// Adds t B^T to c[8 tokens each][16 rows of W], of one strip and the tokens from `token0` on. B is read once, and what is
+// read for the tokens does not depend on each other: all of it is on its way at a time.
+template <int MT> DEVICE void add_lora(const GemmArgs &args, int strip, int token0, int lane, float (&c)[MT][4]) {
     int g = lane >> 2, t = lane & 3;
     int row0 = first_row(args, strip, 0), row1 = first_row(args, strip, 1);
     Segment s0 = Segment::of(args, row0), s1 = Segment::of(args, row1);
     const u16 *own0 = args.lora_b[s0.index], *own1 = args.lora_b[s1.index];
     const u32 *b0 = (const u32 *)(own0 + (size_t)(row0 - s0.start + g) * args.rank) + t;
     const u32 *b1 = (const u32 *)(own1 + (size_t)(row1 - s1.start + g) * args.rank) + t;
-    int token = token0 + g < args.m ? token0 + g : args.m - 1;
-    const u32 *x = (const u32 *)(args.lora_t + (size_t)token * args.ldt) + t;
-    const u32 *x0 = x + s0.index * (args.rank / 2), *x1 = x + s1.index * (args.rank / 2);
+    const u32 *x = (const u32 *)args.lora_t + t;
     for (int k = 0; k < args.rank / 2; k += 8) {
-        if (s0.index == s1.index) {
-            if (own0) mma(c, b0[k], b1[k], b0[k + 4], b1[k + 4], x0[k], x0[k + 4]);
-        } else {
-            if (own0) mma(c, b0[k], 0, b0[k + 4], 0, x0[k], x0[k + 4]);
-            if (own1) mma(c, 0, b1[k], 0, b1[k + 4], x1[k], x1[k + 4]);
+        u32 w0 = own0 ? b0[k] : 0, w2 = own0 ? b0[k + 4] : 0, w1 = own1 ? b1[k] : 0, w3 = own1 ? b1[k + 4] : 0;
+        u32 x0[MT][2], x1[MT][2];
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            size_t at = (size_t)min(token0 + i * 8 + g, args.m - 1) * (args.ldt / 2) + k;
+            const u32 *p = x + at + s0.index * (args.rank / 2), *q = x + at + s1.index * (args.rank / 2);
+            x0[i][0] = p[0], x0[i][1] = p[4], x1[i][0] = q[0], x1[i][1] = q[4];
+        }
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            if (s0.index == s1.index) {
+                mma(c[i], w0, w1, w2, w3, x0[i][0], x0[i][1]);
+            } else {
+                mma(c[i], w0, 0, w2, 0, x0[i][0], x0[i][1]);
+                mma(c[i], 0, w1, 0, w3, x1[i][0], x1[i][1]);
+            }
         }
     }
 }
@@ -97,23 +107,28 @@ struct RowEnds {
     }
 };
 
-// Scales, adds adapter, bias and residual, and stores c (fragment of m16n8k16: rows of W by tokens).
-DEVICE void finish_strip(const GemmArgs &args, const RowEnds &ends, int strip, int token0, int lane, const float (&c)[4]) {
+// Scales, adds adapter, bias and residual, and stores c (fragments of m16n8k16: rows of W by 8 tokens each).
+template <int MT>
+DEVICE void finish_strip(const GemmArgs &args, const RowEnds &ends, int strip, int token0, int lane, const float (&c)[MT][4]) {
     int g = lane >> 2, t = lane & 3;
-    float v[4], l[4] = {0, 0, 0, 0};
-    if (args.lora_t) add_lora(args, strip, token0, lane, l);
+    float l[MT][4] = {};
+    if (args.lora_t) add_lora<MT>(args, strip, token0, lane, l);
     int row0 = first_row(args, strip, 0) + g, row1 = first_row(args, strip, 1) + g;
-    v[0] = c[0] * ends.scale0 + ends.bias0 + l[0], v[1] = c[1] * ends.scale0 + ends.bias0 + l[1];
-    v[2] = c[2] * ends.scale1 + ends.bias1 + l[2], v[3] = c[3] * ends.scale1 + ends.bias1 + l[3];
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
-        int token = token0 + 2 * t + e;
-        if (token >= args.m) continue;
-        if (args.mode & SILU) {
-            store_value(args, token, row0, v[e] / (1.0f + __expf(-v[e])) * v[2 + e]);
-        } else {
-            store_value(args, token, row0, v[e]);
-            store_value(args, token, row1, v[2 + e]);
+    for (int i = 0; i < MT; i++) {
+        float v[4];
+        v[0] = c[i][0] * ends.scale0 + ends.bias0 + l[i][0], v[1] = c[i][1] * ends.scale0 + ends.bias0 + l[i][1];
+        v[2] = c[i][2] * ends.scale1 + ends.bias1 + l[i][2], v[3] = c[i][3] * ends.scale1 + ends.bias1 + l[i][3];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int token = token0 + i * 8 + 2 * t + e;
+            if (token >= args.m) continue;
+            if (args.mode & SILU) {
+                store_value(args, token, row0, v[e] / (1.0f + __expf(-v[e])) * v[2 + e]);
+            } else {
+                store_value(args, token, row0, v[e]);
+                store_value(args, token, row1, v[2 + e]);
+            }
         }
     }
 }

@@ -299,9 +299,7 @@ template <int FORMAT, int MT, int T, int S, int WK, int KS, int NST> struct Smal
         for (int s = 0; s < S; s++) {
             int strip = tile * T + strip0 + s;
             if (strip * 16 >= args.n) break;
-#pragma unroll
-            for (int t = 0; t < MT; t++)
-                if (t * 8 < args.m) finish_strip(args, ends[s], strip, t * 8, lane, c[s][t]);
+            finish_strip<MT>(args, ends[s], strip, 0, lane, c[s]);
         }
     }
 };

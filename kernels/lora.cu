@@ -63,6 +63,6 @@ extern "C" __global__ void __launch_bounds__(128) lora_up(const __grid_constant_
     wait_for_previous_kernel();
     int strip = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
     if (strip * 16 >= args.n) return;
-    const float none[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    finish_strip(args, RowEnds::of(args, strip, lane), strip, blockIdx.y * 8, lane, none);
+    const float none[1][4] = {};
+    finish_strip<1>(args, RowEnds::of(args, strip, lane), strip, blockIdx.y * 8, lane, none);
 }

@@ -59,7 +59,9 @@ impl Gpu {
         if let Some(blas) = self.blas()
             && blas.suits([m, n, k], a, b, c)
         {
-            return blas.product(self, [m, n, k], alpha, a, b, beta, c);
+            let clock = self.clock()?;
+            blas.product(self, [m, n, k], alpha, a, b, beta, c)?;
+            return self.stop("cublasLt", clock);
         }
         let name = match (a.elem, b.elem, c.elem) {
             (Elem::Act, Elem::Act, Elem::Act) => "gemm_aaa",

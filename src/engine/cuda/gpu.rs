@@ -4,10 +4,12 @@
 //! pool, which keeps what was freed: a new buffer costs about a microsecond.
 
 mod grid;
+mod kernels;
 mod landing;
+mod launch;
+mod times;
 
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +27,8 @@ use crate::quant::Format;
 use crate::{Error, Result};
 
 pub use grid::Grid;
+pub use kernels::flash_shared;
+use kernels::{FLASH, KERNELS, MATRIX_KERNELS};
 pub use landing::{Graph, Landing};
 
 /// An address in device memory.
@@ -176,6 +180,7 @@ pub struct Gpu {
     blas: Option<CublasLt>,
     /// Whether launches can overlap (sm_90 and newer).
     chains: bool,
+    times: Option<times::Times>,
     processors: usize,
     most_shared: usize,
 }
@@ -184,60 +189,6 @@ impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gpu({}, {:?})", self.context.ordinal(), self.width)
     }
-}
-
-/// Every kernel, by the unit that holds it.
-const KERNELS: &[(&str, &[&str])] = &[
-    (
-        "rows.cu",
-        &[
-            "embed",
-            "row_norm",
-            "head_norm",
-            "norm_backward",
-            "head_norm_backward",
-            "norm_weight_sums",
-            "head_norm_weight_sums",
-            "column_sums",
-            "add_partial",
-            "rope",
-            "silu_mul",
-            "silu_mul_backward",
-            "add_act",
-            "add_bias",
-            "to_act",
-            "add_floats",
-            "gather",
-            "scatter",
-            "embedding_backward",
-        ],
-    ),
-    ("gemm.cu", &["gemm_aaa", "gemm_aaf", "gemm_afa", "gemm_aff", "gemm_faa", "gemm_faf", "gemm_ffa", "gemm_fff"]),
-    ("attention.cu", &["attention_forward"]),
-    ("attention_backward.cu", &["attention_delta", "attention_backward_q", "attention_backward_kv"]),
-    ("head.cu", &["score", "score_backward"]),
-    ("sample.cu", &["sample"]),
-    ("decode.cu", &["cache_write", "turn_and_cache", "decode_advance", "copy_pages", "decode_attention"]),
-    ("dequantize.cu", &["dequantize_nvfp4", "dequantize_mxfp4", "dequantize_nf4"]),
-    ("optimizer.cu", &["square_sums", "adamw", "round_moments"]),
-    ("fill.cu", &["fill_bits", "fill_bytes", "fill_act", "fill_floats"]),
-];
-
-/// Those for bf16 and matrix units.
-const MATRIX_KERNELS: &[(&str, &[&str])] = &[
-    ("gemm_e2m1.cu", &["gemm_e2m1_8", "gemm_e2m1_16", "gemm_e2m1_32", "gemm_e2m1_64"]),
-    ("gemm_nf4.cu", &["gemm_nf4_8", "gemm_nf4_16"]),
-    ("lora.cu", &["product_inputs", "lora_up"]),
-    ("shuffle.cu", &["shuffle_nvfp4", "shuffle_mxfp4", "shuffle_nf4", "unshuffle_e2m1", "unshuffle_nf4"]),
-    ("flash_decode.cu", &["flash_decode_64", "flash_decode_128", "flash_decode_join_64", "flash_decode_join_128"]),
-];
-
-/// Flash decoding's kernels by width of a head.
-const FLASH: [(usize, &str); 2] = [(64, "flash_decode_64"), (128, "flash_decode_128")];
-
-/// Bytes of shared memory of a block of flash decoding: 4 warps, 4 stages, 16 keys and 16 values of `dim`.
-pub fn flash_shared(dim: usize) -> usize {
-    4 * 4 * 2 * 16 * dim * 2
 }
 
 pub(super) fn device_error(what: &str, error: DriverError) -> Error {
@@ -275,7 +226,9 @@ impl Gpu {
         let most_shared = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         let chains = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9;
         let (functions, meter) = (HashMap::new(), Arc::new(Meter::default()));
-        let mut gpu = Self { context, stream, functions, width, meter, blas: None, chains, processors, most_shared };
+        let times = times::Times::from_env();
+        let mut gpu =
+            Self { context, stream, functions, width, meter, blas: None, chains, times, processors, most_shared };
         gpu.load(&target)?;
         gpu.allow_all_shared()?;
         if width == Width::Bf16 && Library::CublasLt.find().is_some() {
@@ -452,64 +405,6 @@ impl Gpu {
         self.stream.synchronize().map_err(|e| device_error("finish the GPU's work", e))
     }
 
-    /// Gives a kernel to the stream.
-    pub fn launch(&self, name: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        let mut pointers: Vec<*mut c_void> = args.iter().map(|arg| (&raw const arg.0).cast_mut().cast()).collect();
-        self.submit(name, grid, &mut pointers, false)
-    }
-
-    /// As [`Gpu::launch`], of a kernel that waits for the one before by itself: it may start while that one still runs.
-    pub fn launch_chained(&self, name: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
-        let mut pointers: Vec<*mut c_void> = args.iter().map(|arg| (&raw const arg.0).cast_mut().cast()).collect();
-        self.submit(name, grid, &mut pointers, true)
-    }
-
-    /// As [`Gpu::launch_chained`], of a kernel that takes one struct by value.
-    pub fn launch_struct<T: Copy>(&self, name: &'static str, grid: Grid, args: &T) -> Result<()> {
-        self.submit(name, grid, &mut [std::ptr::from_ref(args).cast_mut().cast()], true)
-    }
-
-    fn submit(&self, name: &'static str, grid: Grid, pointers: &mut [*mut c_void], chained: bool) -> Result<()> {
-        let function = self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
-        if grid.blocks.contains(&0) {
-            return Ok(());
-        }
-        let [x, y, z] = grid.blocks.map(|n| n as u32);
-        let mut overlap = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
-        let config = sys::CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: grid.threads as u32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: grid.shared as u32,
-            hStream: self.stream.cu_stream(),
-            attrs: &raw mut overlap,
-            numAttrs: u32::from(chained && self.chains),
-        };
-        // SAFETY: the arguments are as many and as wide as the kernel declares (its tests launch each), and point to
-        // buffers that live until the stream has passed this launch; the driver copies them before it returns.
-        unsafe {
-            sys::cuLaunchKernelEx(
-                &raw const config,
-                function.cu_function(),
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-            .result()
-        }
-        .map_err(|e| device_error(&format!("launch {name} as {grid:?}"), e))?;
-        if debug_each() {
-            self.stream.synchronize().map_err(|e| device_error(&format!("run {name} as {grid:?}"), e))?;
-        }
-        Ok(())
-    }
-
     /// Multiprocessors.
     pub fn processors(&self) -> usize {
         self.processors
@@ -523,18 +418,6 @@ impl Gpu {
     /// Whether `name` was loaded: units for matrix units are not in the check mode.
     pub fn has(&self, name: &str) -> bool {
         self.functions.contains_key(name)
-    }
-
-    /// Allows a kernel more dynamic shared memory than 48 KiB.
-    pub fn allow_shared(&self, name: &'static str, bytes: usize) -> Result<()> {
-        if bytes <= 48 << 10 {
-            return Ok(());
-        }
-        let function = self.functions.get(name).ok_or_else(|| Error::failed(format!("there is no kernel {name}")))?;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function
-            .set_attribute(attribute, bytes as i32)
-            .map_err(|e| device_error(&format!("give {name} {bytes} bytes of shared memory"), e))
     }
 
     /// Records what `work` gives to the stream, without running it. Nothing may be allocated or read in it.

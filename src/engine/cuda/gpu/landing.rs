@@ -30,7 +30,7 @@ impl Gpu {
 
     /// Whether graphs may be recorded.
     pub fn records(&self) -> bool {
-        !debug_each()
+        !debug_each() && !self.is_timed()
     }
 }
 
