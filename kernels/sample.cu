@@ -69,58 +69,91 @@ static __device__ int block_min(int x) {
     return part[32];
 }
 
-// Overwrites logits [rows, vocab] by exp((logit - max) / temperature). Dynamic shared memory: a double per 128 tokens.
-// A block per row. `next` [rows]: the drawn tokens once more, as the next step's input.
-extern "C" __global__ void sample(Draw *draws, int *next, float *logits, const Ask *asks, int vocab) {
-    extern __shared__ double sums[];
+// Sums of 128 exponentials each, in order, and their sums so far; thread 0 adds, so nothing depends on the number of
+// threads. Then the block of 128 in which the target lies is looked for by all at once.
+struct Sums {
+    double *each, *so_far;
+    int blocks;
+};
+
+// Overwrites logits [rows, vocab] by exp((logit - max) / temperature). Dynamic shared memory: two doubles per 128 tokens.
+// A block of 1024 per row. `next` [rows]: the drawn tokens once more, as the next step's input.
+extern "C" __global__ void __launch_bounds__(1024) sample(Draw *draws, int *next, float *logits, const Ask *asks, int vocab) {
+    extern __shared__ double memory[];
+    __shared__ float piece[128];
+    __shared__ double whole;
+    Sums sums = {memory, memory + (vocab + 127) / 128, (vocab + 127) / 128};
     float *p = logits + (i64)blockIdx.x * vocab;
     Ask ask = asks[blockIdx.x];
     float top = __int_as_float(0xff800000);
-    for (int c = threadIdx.x; c < vocab; c += blockDim.x) top = p[c] > top ? p[c] : top;
-    top = block_max(top);
     int best = 0x7fffffff;
-    for (int c = threadIdx.x; c < vocab; c += blockDim.x)
-        if (p[c] == top) {
-            best = c;
-            break;
-        }
-    best = block_min(best);
+#pragma unroll 8
+    for (int c = threadIdx.x; c < vocab; c += 1024) {
+        float x = p[c];
+        if (x > top) top = x, best = c;
+    }
+    float own = top;
+    top = block_max(top);
+    best = block_min(own == top ? best : 0x7fffffff);
     bool greedy = ask.temperature <= 0.f;
     float inverse = greedy ? 1.f : __fdiv_rn(1.f, ask.temperature);
-    for (int c = threadIdx.x; c < vocab; c += blockDim.x) p[c] = exponential(__fmul_rn(__fadd_rn(p[c], -top), inverse));
+#pragma unroll 8
+    for (int c = threadIdx.x; c < vocab; c += 1024) p[c] = exponential(__fmul_rn(__fadd_rn(p[c], -top), inverse));
     __syncthreads();
-    int blocks = (vocab + 127) / 128;
-    for (int b = threadIdx.x; b < blocks; b += blockDim.x) {
+    for (int b = threadIdx.x; b < sums.blocks; b += 1024) {
         double sum = 0.;
-        int end = min(vocab, (b + 1) * 128);
-        for (int c = b * 128; c < end; c++) sum += (double)p[c];
-        sums[b] = sum;
+        const float *from = p + b * 128;
+        int count = min(vocab - b * 128, 128);
+#pragma unroll 16
+        for (int c = 0; c < count; c++) sum += (double)from[c];
+        sums.each[b] = sum;
     }
     __syncthreads();
-    if (threadIdx.x) return;
-    double total = 0.;
-    for (int b = 0; b < blocks; b++) total += sums[b];
+    if (threadIdx.x == 0) {
+        double total = 0.;
+#pragma unroll 8
+        for (int b = 0; b < sums.blocks; b++) sums.so_far[b] = total += sums.each[b];
+        whole = total;
+    }
+    __syncthreads();
+    double total = whole;
     bool finite = total - total == 0. && top - top == 0.f;
+    bool drawn = finite && !greedy;
+    double target = drawn ? uniform(ask.seed, (u64)(u32)ask.position) * total : 0.;
+    int first = 0x7fffffff;
+    for (int b = threadIdx.x; b < sums.blocks; b += 1024)
+        if (sums.so_far[b] > target) {
+            first = b;
+            break;
+        }
+    first = block_min(first);
+    // The tokens of that block, so that thread 0 does not wait for each.
+    if (first < sums.blocks && threadIdx.x < 128 && first * 128 + threadIdx.x < vocab)
+        piece[threadIdx.x] = p[first * 128 + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x) return;
     int token = best;
-    if (finite && !greedy) {
-        double target = uniform(ask.seed, (u64)(u32)ask.position) * total, mass = 0.;
+    if (drawn) {
+        double mass = first > 0 && first < sums.blocks ? sums.so_far[first - 1] : 0.;
         int last = 0;
         bool found = false;
-        for (int b = 0; b < blocks && !found; b++) {
-            if (mass + sums[b] <= target) {
-                mass += sums[b];
+        for (int b = first; b < sums.blocks && !found; b++) {
+            if (mass + sums.each[b] <= target) {
+                mass += sums.each[b];
                 continue;
             }
             int end = min(vocab, (b + 1) * 128);
-            for (int c = b * 128; c < end; c++)
-                if (p[c] > 0.f) {
+            for (int c = b * 128; c < end; c++) {
+                float x = b == first ? piece[c - b * 128] : p[c];
+                if (x > 0.f) {
                     last = c;
-                    mass += (double)p[c];
+                    mass += (double)x;
                     if (mass > target) {
                         found = true;
                         break;
                     }
                 }
+            }
         }
         // Rounding put the target at the very end: the last token with any mass.
         if (!found && p[last] == 0.f)

@@ -129,7 +129,8 @@ DEVICE void unshuffle(u16 *w0, u16 *w1, const u8 *in, const float *row_scale, in
     Place p;
     if (!place(p, strips, blocks)) return;
     i64 to = (p.strip * step + p.g) * blocks * 32 + p.k * 32 + p.t * 8;
-    u32 *out[2] = {(u32 *)w0 + to, (u32 *)w1 + to};
+    // A lane's 16 columns of a row are 32 consecutive bytes: stored whole.
+    u32 v[2][8];
     const u8 *block = in + p.block * Block<FORMAT>::BYTES;
     float scale[2] = {row_scale[2 * p.strip], row_scale[2 * p.strip + 1]};
     uint4 codes = make_uint4(0, 0, 0, 0);
@@ -164,8 +165,13 @@ DEVICE void unshuffle(u16 *w0, u16 *w1, const u8 *in, const float *row_scale, in
                 low = levels[q[j] >> (8 * r) & 15], high = levels[q[j] >> (8 * r + 4) & 15];
             else
                 low = bf16_low(a[r]), high = bf16_high(a[r]);
-            out[r & 1][2 * j + (r >> 1)] = bf16_pair(low * scale[r & 1], high * scale[r & 1]);
+            v[r & 1][2 * j + (r >> 1)] = bf16_pair(low * scale[r & 1], high * scale[r & 1]);
         }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint4 *out = (uint4 *)((u32 *)(h ? w1 : w0) + to);
+        out[0] = make_uint4(v[h][0], v[h][1], v[h][2], v[h][3]), out[1] = make_uint4(v[h][4], v[h][5], v[h][6], v[h][7]);
     }
 }
 

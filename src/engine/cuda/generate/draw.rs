@@ -62,7 +62,7 @@ impl Ask {
 /// Launches the draw of `rows` rows of f32 logits, which are overwritten. `next` receives the tokens (may be null).
 pub fn launch(net: &Net<'_>, logits: Ptr, asks: Ptr, draws: Ptr, next: Ptr, rows: usize) -> Result<()> {
     let vocab = net.config.vocab_size;
-    let shared = 8 * vocab.div_ceil(128);
+    let shared = 2 * 8 * vocab.div_ceil(128);
     net.gpu.allow_shared("sample", shared)?;
     let grid = Grid::new([rows, 1, 1], 1024).shared(shared);
     net.gpu.launch("sample", grid, args![draws, next, logits, asks, vocab as i32])
