@@ -18,6 +18,7 @@ use cudarc::nvrtc::Ptx;
 use super::compile::{Width, cached};
 use super::gemm::CublasLt;
 use super::library::Library;
+use super::phases::Phases;
 use super::source::SOURCES;
 use crate::error::Kind;
 use crate::{Error, Result};
@@ -198,6 +199,7 @@ pub struct Gpu {
     width: Width,
     meter: Arc<Meter>,
     blas: Option<CublasLt>,
+    phases: Phases,
 }
 
 impl fmt::Debug for Gpu {
@@ -213,6 +215,7 @@ const KERNELS: &[(&str, &[&str])] = &[
         &[
             "embed",
             "row_norm",
+            "add_norm",
             "head_norm",
             "norm_backward",
             "head_norm_backward",
@@ -235,6 +238,18 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("gemm.cu", &["gemm_aaa", "gemm_aaf", "gemm_afa", "gemm_aff", "gemm_faa", "gemm_faf", "gemm_ffa", "gemm_fff"]),
     ("attention.cu", &["attention_forward"]),
     ("attention_backward.cu", &["attention_delta", "attention_backward_q", "attention_backward_kv"]),
+    ("flash_forward.cu", &["flash_forward_64", "flash_forward_128"]),
+    (
+        "flash_backward.cu",
+        &[
+            "flash_delta_64",
+            "flash_delta_128",
+            "flash_backward_q_64",
+            "flash_backward_q_128",
+            "flash_backward_kv_64",
+            "flash_backward_kv_128",
+        ],
+    ),
     ("head.cu", &["score", "score_backward"]),
     ("sample.cu", &["sample"]),
     ("decode.cu", &["cache_write", "decode_slots", "decode_advance", "copy_pages", "decode_attention"]),
@@ -272,9 +287,17 @@ impl Gpu {
         let stream = context.new_stream().map_err(|e| device_error("make a stream", e))?;
         keep_freed_memory(&context)?;
         let target = target(&context)?;
-        let mut gpu =
-            Self { context, stream, functions: HashMap::new(), width, meter: Arc::new(Meter::default()), blas: None };
+        let mut gpu = Self {
+            context,
+            stream,
+            functions: HashMap::new(),
+            width,
+            meter: Arc::new(Meter::default()),
+            blas: None,
+            phases: Phases::default(),
+        };
         gpu.load(&target)?;
+        super::flash::allow(&gpu)?;
         if width == Width::Bf16 && Library::CublasLt.find().is_some() {
             gpu.blas = Some(CublasLt::new(&gpu)?);
         }
@@ -323,6 +346,10 @@ impl Gpu {
 
     pub(super) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    pub(super) fn phases(&self) -> &Phases {
+        &self.phases
     }
 
     pub(super) fn blas(&self) -> Option<&CublasLt> {

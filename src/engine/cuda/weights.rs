@@ -8,6 +8,7 @@ use super::compile::Width;
 use super::gemm::Operand;
 use super::gpu::{Buffer, Gpu, Grid, Ptr, args};
 use super::parameters::{Arena, Parameters};
+use super::phases::Phase;
 use crate::engine::Trainable;
 use crate::model::adapter::peft_key;
 use crate::model::names::{self, Norm, Projection};
@@ -191,6 +192,7 @@ impl Group {
             Matrix::Dense(buffer) => buffer.ptr(),
             Matrix::Trained(at) => around.parameters.act(*at),
             Matrix::Packed(all) => {
+                around.gpu.phase(Phase::Dequantize)?;
                 for (linear, packed) in self.linears.iter().zip(all) {
                     packed.dequantize(around.gpu, around.scratch.at(around.gpu.act(linear.at * self.k)))?;
                 }
@@ -215,7 +217,9 @@ impl Group {
     pub fn forward(&self, around: Around<'_>, x: Ptr, m: usize, y: Ptr) -> Result<()> {
         let gpu = around.gpu;
         let w = self.weights(around)?;
+        gpu.phase(Phase::Products)?;
         gpu.gemm([m, self.n, self.k], 1.0, Operand::act(x, self.k), w.t(), 0.0, Operand::act(y, self.n))?;
+        gpu.phase(Phase::Rows)?;
         for linear in &self.linears {
             let Some(bias) = &linear.bias else { continue };
             gpu.launch(
@@ -225,6 +229,7 @@ impl Group {
             )?;
         }
         let Some((a, columns)) = self.a(around) else { return Ok(()) };
+        gpu.phase(Phase::Adapter)?;
         let own = if m > FEW { Some(gpu.alloc_act(m * columns)?) } else { None };
         let t = own.as_ref().map_or(around.few, Buffer::ptr);
         self.down(around, a, columns, x, m, t)?;
@@ -235,13 +240,14 @@ impl Group {
             let out = Operand::act(y.at(gpu.act(linear.at)), self.n);
             gpu.gemm([m, linear.n, self.rank], self.scale, part, b.t(), 1.0, out)?;
         }
-        Ok(())
+        gpu.phase(Phase::Rows)
     }
 
     /// Adds the gradients of trained parameters and writes `dx` `[m, k]`, given `dy` `[m, n]` and the forward's `x`.
     pub fn backward(&self, around: Around<'_>, x: Ptr, m: usize, dy: Ptr, dx: Ptr) -> Result<()> {
         let (gpu, parameters) = (around.gpu, around.parameters);
         let w = self.weights(around)?;
+        gpu.phase(Phase::Products)?;
         let (dy_all, x_all) = (Operand::act(dy, self.n), Operand::act(x, self.k));
         gpu.gemm([m, self.k, self.n], 1.0, dy_all, w, 0.0, Operand::act(dx, self.k))?;
         if let Matrix::Trained(at) = self.matrix
@@ -249,6 +255,7 @@ impl Group {
         {
             gpu.gemm([self.n, self.k, m], 1.0, dy_all.t(), x_all, 1.0, Operand::f32(into, self.k))?;
         }
+        gpu.phase(Phase::Rows)?;
         for linear in &self.linears {
             let Some(into) = linear.bias.as_ref().and_then(|bias| bias.gradient(parameters)) else { continue };
             let part = dy.at(gpu.act(linear.at));
@@ -257,6 +264,7 @@ impl Group {
             })?;
         }
         let Some((a, columns)) = self.a(around) else { return Ok(()) };
+        gpu.phase(Phase::Adapter)?;
         let rank = self.rank;
         let t = if self.lora_trained { Some(gpu.alloc_act(m * columns)?) } else { None };
         if let Some(t) = &t {
@@ -278,7 +286,8 @@ impl Group {
         if let Some(into) = self.a.filter(|_| self.lora_trained).and_then(|(at, _)| parameters.gradient(at)) {
             gpu.gemm([columns, self.k, m], 1.0, dt.t(), x_all, 1.0, Operand::f32(into, self.k))?;
         }
-        gpu.gemm([m, self.k, columns], 1.0, dt, a, 1.0, Operand::act(dx, self.k))
+        gpu.gemm([m, self.k, columns], 1.0, dt, a, 1.0, Operand::act(dx, self.k))?;
+        gpu.phase(Phase::Rows)
     }
 }
 
