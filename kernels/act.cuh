@@ -31,6 +31,30 @@ static __device__ __forceinline__ void chained() {
 #endif
 }
 
+// Eight values that lie side by side, 16 bytes aligned.
+static __device__ __forceinline__ void load8(const float *p, float (&x)[8]) {
+    float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+static __device__ __forceinline__ void load8(const bf16_bits *p, float (&x)[8]) {
+    uint4 a = *(const uint4 *)p;
+    const unsigned w[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[2 * i] = __uint_as_float(w[i] << 16), x[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+}
+static __device__ __forceinline__ void store8(const float (&x)[8], float *p) {
+    ((float4 *)p)[0] = make_float4(x[0], x[1], x[2], x[3]);
+    ((float4 *)p)[1] = make_float4(x[4], x[5], x[6], x[7]);
+}
+static __device__ __forceinline__ void store8(const float (&x)[8], bf16_bits *p) {
+    unsigned w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = bf16_round(x[2 * i]) | (unsigned)bf16_round(x[2 * i + 1]) << 16;
+    *(uint4 *)p = make_uint4(w[0], w[1], w[2], w[3]);
+}
+static __device__ __forceinline__ bool aligned16(const void *p) { return (unsigned long long)p % 16 == 0; }
+
 // Sum of d values, q in shared memory or registers of floats, k in memory; d counts by 8 where the rows are aligned.
 static __device__ __forceinline__ float dot(const float *q, const float *k, int dim) {
     float sum = 0.f;

@@ -24,8 +24,10 @@ extern "C" __global__ void dequantize_nvfp4(act *out, const unsigned *codes, con
         float scale = e4m3(scales[i / 2]);
         scale = multiplies ? scale * global : __fdiv_rn(scale, global);
         unsigned q = codes[i];
+        float x[8];
 #pragma unroll
-        for (int j = 0; j < 8; j++) narrow(e2m1(q >> 4 * j & 15) * scale, out[8 * i + j]);
+        for (int j = 0; j < 8; j++) x[j] = e2m1(q >> 4 * j & 15) * scale;
+        store8(x, out + 8 * i);
     }
 }
 // One e8m0 scale per 32.
@@ -34,8 +36,10 @@ extern "C" __global__ void dequantize_mxfp4(act *out, const unsigned *codes, con
         int exponent = scales[i / 4];
         float scale = exponent ? __int_as_float(exponent << 23) : __int_as_float(1 << 22);
         unsigned q = codes[i];
+        float x[8];
 #pragma unroll
-        for (int j = 0; j < 8; j++) narrow(e2m1(q >> 4 * j & 15) * scale, out[8 * i + j]);
+        for (int j = 0; j < 8; j++) x[j] = e2m1(q >> 4 * j & 15) * scale;
+        store8(x, out + 8 * i);
     }
 }
 

@@ -26,24 +26,6 @@ struct FlashArgs {
     float scale;            // of scores, times log2(e)
 };
 
-DEVICE void ldmatrix(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-DEVICE void ldmatrix_transposed(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-DEVICE float power2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 constexpr float NONE = -1e30f;  // the maximum of nothing: finite, so that differences stay numbers
 
 // 16 rows of queries against 16 keys after 16 keys.
@@ -142,8 +124,6 @@ template <int DIM> struct Flash {
 };
 
 DEVICE void wait_copies_but_two() { asm volatile("cp.async.wait_group 2;" ::: "memory"); }
-DEVICE void wait_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Grid (splits, kv_heads, rows), 4 warps that take every fourth 16 tokens of the part. group <= 16.
 // Dynamic shared memory: 4 warps x 4 stages x 2 tiles.

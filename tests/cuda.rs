@@ -52,17 +52,19 @@ fn config(architecture: &str, tied: bool, large: bool) -> Map<String, Value> {
 
 /// A random model; weights are large enough that every part of it matters.
 fn model(architecture: &str, tied: bool, large: bool) -> tempfile::TempDir {
+    write(&config(architecture, tied, large), if large { 0.06 } else { 0.15 })
+}
+
+fn write(json: &Map<String, Value>, std: f64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let json = config(architecture, tied, large);
     let mut tensors = Vec::new();
-    for (name, shape) in names::parameters(&ModelConfig::parse(&json).unwrap()) {
-        let std = if large { 0.06 } else { 0.15 };
+    for (name, shape) in names::parameters(&ModelConfig::parse(json).unwrap()) {
         let (mean, std) = if name.ends_with("norm.weight") { (1.0, 0.2) } else { (0.0, std) };
         let len: usize = shape.iter().product();
         let data = (0..len as u64).map(|i| (mean + std * normal(3, &name, 0, i)) as f32).collect();
         tensors.push(NamedTensor { name, shape, data });
     }
-    write_dense(dir.path(), &json, &tensors, DType::F32).unwrap();
+    write_dense(dir.path(), json, &tensors, DType::F32).unwrap();
     dir
 }
 
@@ -247,6 +249,58 @@ fn what_is_computed_again_gives_the_same_bits() {
     let kept = gradients(&mut make(1 << 30));
     assert!(kept == gradients(&mut make(0)), "nothing kept");
     assert!(kept == gradients(&mut make(1 << 30)), "the same again");
+}
+
+/// Completions of several tiles of keys, alone and behind a shared prompt that ends inside a tile.
+#[test]
+fn long_rows_have_the_cpu_engines_scores_and_gradients() {
+    if !gpu() {
+        return;
+    }
+    for head_dim in [64, 128] {
+        let mut json = config("Qwen2", true, true);
+        json.insert("head_dim".into(), json!(head_dim));
+        let model = write(&json, 0.06);
+        let adapter = adapter(model.path());
+        let shared: Arc<[u32]> = ids("shared", 150).into();
+        let row =
+            |prompt: &Arc<[u32]>, purpose: &str, count| Row { prompt: prompt.clone(), completion: ids(purpose, count) };
+        let own: Arc<[u32]> = ids("own", 3).into();
+        let rows = vec![row(&shared, "a", 203), row(&own, "b", 301), row(&shared, "c", 31), row(&shared, "d", 128)];
+        let slopes: Vec<Vec<f32>> = rows
+            .iter()
+            .enumerate()
+            .map(|(r, row)| (0..row.completion.len()).map(|i| normal(7, "long", r as u64, i as u64) as f32).collect())
+            .collect();
+        let batch = Batch { rows, temperature: 1.0 };
+        let trainable = Trainable::Adapter { norms: true };
+        let budget = Budget { kv_cache: 1 << 30, activations: 1 << 30 };
+        let mut cpu = CpuEngine::load(model.path(), Some(adapter.path()), trainable, 2, budget).unwrap();
+        let mut cuda = engine(model.path(), Some(adapter.path()), trainable, options(Width::Bf16));
+        let golden = cpu.forward(&batch, Pass::Train).unwrap();
+        let ours = cuda.forward(&batch, Pass::Train).unwrap();
+        let pairs = golden.log_probs.iter().flatten().zip(ours.log_probs.iter().flatten());
+        let errors: Vec<f32> = pairs.map(|(a, b)| (a - b).abs()).collect();
+        let mean = errors.iter().sum::<f32>() / errors.len() as f32;
+        assert!(mean < 0.03, "heads of {head_dim}: log-probs are {mean} apart");
+        cpu.backward(&slopes, &[]).unwrap();
+        cuda.backward(&slopes, &[]).unwrap();
+        let mut dots = [0f64; 3];
+        for (a, b) in cpu.gradients().unwrap().iter().zip(&cuda.gradients().unwrap()) {
+            assert_eq!((&a.name, &a.shape), (&b.name, &b.shape));
+            let mut own = [0f64; 3];
+            for (&x, &y) in a.data.iter().zip(&b.data) {
+                let (x, y) = (f64::from(x), f64::from(y));
+                own = [own[0] + x * y, own[1] + x * x, own[2] + y * y];
+            }
+            let cosine = own[0] / (own[1] * own[2]).sqrt();
+            assert!(cosine >= 0.995, "heads of {head_dim}, {}: cosine {cosine}", a.name);
+            dots = [dots[0] + own[0], dots[1] + own[1], dots[2] + own[2]];
+        }
+        let together = dots[0] / (dots[1] * dots[2]).sqrt();
+        println!("heads of {head_dim}: log-probs {mean:.5} apart, cosine of all gradients {together:.6}");
+        assert!(together >= 0.999, "heads of {head_dim}: {together}");
+    }
 }
 
 fn requests() -> Vec<Request> {

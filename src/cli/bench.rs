@@ -280,12 +280,19 @@ fn train(args: &Train, ordinal: usize) -> Result<Value> {
             best = Some([whole, forward, backward, whole - forward - backward]);
         }
     }
+    // Marks cost a little: a step of its own.
+    engine.start_phases()?;
+    engine.forward(&batch, Pass::Train)?;
+    engine.backward(&slopes, &[])?;
+    engine.apply(&step)?;
+    let phases: serde_json::Map<String, Value> =
+        engine.end_phases()?.into_iter().map(|(name, ms)| (name.to_owned(), json!(ms))).collect();
     let [whole, forward, backward, apply] = best.unwrap_or_default();
     Ok(json!({
         "bench": "train", "device": engine.device_name()?, "shape": args.weights.shape,
         "format": format!("{:?}", args.weights.format).to_lowercase(), "rank": args.weights.rank, "rows": args.rows,
         "seq": args.seq, "seconds": whole, "forward_seconds": forward, "backward_seconds": backward,
-        "apply_seconds": apply, "tokens_per_second": tokens as f64 / whole, "gradient_norm": norm,
+        "apply_seconds": apply, "tokens_per_second": tokens as f64 / whole, "gradient_norm": norm, "phases_ms": phases,
         "peak_bytes": engine.take_peak(),
     }))
 }

@@ -3,6 +3,7 @@
 use super::gpu::{Buffer, Gpu, Grid, Ptr, args};
 use super::pack::Meta;
 use super::parameters::Parameters;
+use super::phases::Phase;
 use super::weights::{Around, Layer, Vector, Weights};
 use crate::Result;
 use crate::model::ModelConfig;
@@ -150,7 +151,7 @@ impl<'a> Net<'a> {
             half as i32,
             sign
         ];
-        self.gpu.launch("rope", Grid::each(rows * heads * half), args)
+        self.gpu.launch("rope", Grid::each((rows * heads * half).div_ceil(8)), args)
     }
 
     fn raw_heads(&self, rows: usize) -> Result<Option<RawHeads>> {
@@ -178,6 +179,7 @@ impl<'a> Net<'a> {
         let (hidden, wide) = (config.hidden_size, config.intermediate_size);
         let (q_width, kv_width) = self.widths();
         let weights = self.layer(layer);
+        gpu.phase(Phase::Rows)?;
         let normed = gpu.alloc_act(m * hidden)?;
         let inverses = [gpu.alloc_floats(m)?, gpu.alloc_floats(m)?];
         self.norm(x.ptr(), Ptr::NULL, self.norm_weight(layer, 0), m, normed.ptr(), inverses[0].ptr())?;
@@ -187,52 +189,36 @@ impl<'a> Net<'a> {
         cache(qkv.ptr())?;
         let attended = gpu.alloc_act(m * q_width)?;
         let log_sum_exp = gpu.alloc_floats(m * config.num_heads)?;
-        let ld = (q_width + 2 * kv_width) as i64;
-        let [q, k, v] = [0, q_width, q_width + kv_width].map(|at| qkv.at(gpu.act(at)));
-        gpu.launch(
-            "attention_forward",
-            Grid::new([m.div_ceil(4), config.num_heads, 1], 128).shared(16 * config.head_dim),
-            args![
-                &attended,
-                q_width as i64,
-                &log_sum_exp,
-                q,
-                k,
-                v,
-                ld,
-                &meta.spans,
-                m as i32,
-                config.num_heads as i32,
-                (config.num_heads / config.num_kv_heads) as i32,
-                config.head_dim as i32,
-                self.scale()
-            ],
-        )?;
+        self.attend(qkv.ptr(), meta, attended.ptr(), log_sum_exp.ptr())?;
         let delta = gpu.alloc_act(m * hidden)?;
         weights.o.forward(self.around(), attended.ptr(), m, delta.ptr())?;
         let middle = gpu.alloc_floats(m * hidden)?;
-        gpu.copy(middle.ptr(), x.ptr(), 4 * m * hidden)?;
         let weight = self.norm_weight(layer, 1);
-        self.norm(middle.ptr(), delta.ptr(), weight, m, normed.ptr(), inverses[1].ptr())?;
+        gpu.launch(
+            "add_norm",
+            Grid::rows(m, hidden),
+            args![&normed, &inverses[1], &middle, x, &delta, weight, hidden as i32, self.eps()],
+        )?;
         let gate_up = gpu.alloc_act(m * 2 * wide)?;
         weights.gate_up.forward(self.around(), normed.ptr(), m, gate_up.ptr())?;
         let active = gpu.alloc_act(m * wide)?;
-        gpu.launch("silu_mul", Grid::each(m * wide), args![&active, &gate_up, m as i32, wide as i32])?;
+        gpu.launch("silu_mul", Grid::each(m * wide / 8), args![&active, &gate_up, m as i32, wide as i32])?;
         weights.down.forward(self.around(), active.ptr(), m, delta.ptr())?;
         let out = gpu.alloc_floats(m * hidden)?;
-        gpu.copy(out.ptr(), middle.ptr(), 4 * m * hidden)?;
-        gpu.launch("add_act", Grid::each(m * hidden), args![&out, &delta, (m * hidden) as i64])?;
+        let n = m * hidden;
+        gpu.launch("add_act", Grid::each(n / 8), args![&out, &middle, &delta, n as i64])?;
         Ok((out, Kept { inverses, raw, qkv, attended, log_sum_exp, middle, gate_up }))
     }
 
     /// The gradient of a group's output, through `d` (f32, the residual stream's) rounded to activations.
     fn rounded(&self, d: &Buffer, n: usize) -> Result<Buffer> {
         let out = self.gpu.alloc_act(n)?;
-        self.gpu.launch("to_act", Grid::each(n), args![&out, d, n as i64])?;
+        self.gpu.launch("to_act", Grid::each(n / 8), args![&out, d, n as i64])?;
         Ok(out)
     }
 
-    /// Through a block norm: `d += ` the gradient of `x`, and the weight's where it is trained.
+    /// Through a block norm: `d += ` the gradient of `x` (and `rounded`, unless it is null, becomes `d` as activations), and
+    /// the weight's where it is trained.
     #[expect(clippy::too_many_arguments, reason = "the operands of a norm's gradient")]
     fn norm_backward(
         &self,
@@ -241,11 +227,12 @@ impl<'a> Net<'a> {
         inverses: &Buffer,
         dy: &Buffer,
         d: &Buffer,
+        rounded: Ptr,
         rows: usize,
         gradient: Option<Ptr>,
     ) -> Result<()> {
         let hidden = self.config.hidden_size;
-        let args = args![d, dy, x, weight, inverses, hidden as i32];
+        let args = args![d, rounded, dy, x, weight, inverses, hidden as i32];
         self.gpu.launch("norm_backward", Grid::rows(rows, hidden), args)?;
         let Some(gradient) = gradient else { return Ok(()) };
         self.around().add_sums(gradient, rows, hidden, |partial, grid, step| {
@@ -258,7 +245,7 @@ impl<'a> Net<'a> {
     pub fn final_norm_backward(&self, x: &Buffer, inverses: &Buffer, dy: &Buffer, d: &Buffer, m: usize) -> Result<()> {
         let norm = &self.weights.final_norm;
         let weight = norm.of(self.parameters);
-        self.norm_backward(x.ptr(), weight, inverses, dy, d, m, norm.gradient(self.parameters))
+        self.norm_backward(x.ptr(), weight, inverses, dy, d, Ptr::NULL, m, norm.gradient(self.parameters))
     }
 
     fn block_norm_gradient(&self, layer: usize, which: usize) -> Option<Ptr> {
@@ -272,13 +259,14 @@ impl<'a> Net<'a> {
         let (hidden, wide) = (config.hidden_size, config.intermediate_size);
         let (q_width, kv_width) = self.widths();
         let weights = self.layer(layer);
+        gpu.phase(Phase::Rows)?;
         // MLP
         let d_out = self.rounded(d, m * hidden)?;
         let active = gpu.alloc_act(m * wide)?;
-        gpu.launch("silu_mul", Grid::each(m * wide), args![&active, &gate_up, m as i32, wide as i32])?;
+        gpu.launch("silu_mul", Grid::each(m * wide / 8), args![&active, &gate_up, m as i32, wide as i32])?;
         let d_active = gpu.alloc_act(m * wide)?;
         weights.down.backward(around, active.ptr(), m, d_out.ptr(), d_active.ptr())?;
-        gpu.launch("silu_mul_backward", Grid::each(m * wide), args![&gate_up, &d_active, m as i32, wide as i32])?;
+        gpu.launch("silu_mul_backward", Grid::each(m * wide / 8), args![&gate_up, &d_active, m as i32, wide as i32])?;
         drop((active, d_active));
         let normed = gpu.alloc_act(m * hidden)?;
         let scratch = gpu.alloc_floats(m)?;
@@ -287,14 +275,15 @@ impl<'a> Net<'a> {
         let d_normed = d_out;
         weights.gate_up.backward(around, normed.ptr(), m, gate_up.ptr(), d_normed.ptr())?;
         drop(gate_up);
-        self.norm_backward(middle.ptr(), norm, &inverses[1], &d_normed, d, m, self.block_norm_gradient(layer, 1))?;
+        let d_out = gpu.alloc_act(m * hidden)?;
+        let gradient = self.block_norm_gradient(layer, 1);
+        self.norm_backward(middle.ptr(), norm, &inverses[1], &d_normed, d, d_out.ptr(), m, gradient)?;
         drop(middle);
         // Attention
-        let d_out = self.rounded(d, m * hidden)?;
         let d_attended = gpu.alloc_act(m * q_width)?;
         weights.o.backward(around, attended.ptr(), m, d_out.ptr(), d_attended.ptr())?;
         let d_qkv = gpu.alloc_act(m * (q_width + 2 * kv_width))?;
-        self.attention_backward(&qkv, &attended, &log_sum_exp, &d_attended, &d_qkv, meta)?;
+        self.attend_backward(qkv.ptr(), &attended, &log_sum_exp, &d_attended, &d_qkv, meta)?;
         drop((qkv, attended, d_attended));
         self.turn(d_qkv.ptr(), meta.positions.ptr(), m, -1.0)?;
         if let (Some(q_norm), Some(k_norm), Some(raw)) = (&weights.q_norm, &weights.k_norm, &raw) {
@@ -305,75 +294,8 @@ impl<'a> Net<'a> {
         let norm = self.norm_weight(layer, 0);
         self.norm(x.ptr(), Ptr::NULL, norm, m, normed.ptr(), scratch.ptr())?;
         weights.qkv.backward(around, normed.ptr(), m, d_qkv.ptr(), d_normed.ptr())?;
-        self.norm_backward(x.ptr(), norm, &inverses[0], &d_normed, d, m, self.block_norm_gradient(layer, 0))
-    }
-
-    fn attention_backward(
-        &self,
-        qkv: &Buffer,
-        attended: &Buffer,
-        log_sum_exp: &Buffer,
-        d_attended: &Buffer,
-        d_qkv: &Buffer,
-        meta: &Meta,
-    ) -> Result<()> {
-        let (gpu, config, m) = (self.gpu, self.config, meta.tokens);
-        let (q_width, kv_width) = self.widths();
-        let (heads, dim) = (config.num_heads, config.head_dim);
-        let (ld, ldo) = ((q_width + 2 * kv_width) as i64, q_width as i64);
-        let delta = gpu.alloc_floats(m * heads)?;
-        let per_head = |heads: usize| Grid::new([m.div_ceil(4), heads, 1], 128);
-        let args = args![&delta, d_attended, attended, ldo, m as i32, heads as i32, dim as i32];
-        gpu.launch("attention_delta", per_head(heads), args)?;
-        let [q, k, v] = [0, q_width, q_width + kv_width].map(|at| qkv.at(gpu.act(at)));
-        let [dq, dk, dv] = [0, q_width, q_width + kv_width].map(|at| d_qkv.at(gpu.act(at)));
-        let group = (heads / config.num_kv_heads) as i32;
-        let (tokens, count, width, scale) = (m as i32, heads as i32, dim as i32, self.scale());
-        gpu.launch(
-            "attention_backward_q",
-            per_head(heads).shared(32 * dim),
-            args![
-                dq,
-                ld,
-                d_attended,
-                ldo,
-                log_sum_exp,
-                &delta,
-                q,
-                k,
-                v,
-                ld,
-                &meta.spans,
-                tokens,
-                count,
-                group,
-                width,
-                scale
-            ],
-        )?;
-        gpu.launch(
-            "attention_backward_kv",
-            per_head(config.num_kv_heads).shared(32 * dim),
-            args![
-                dk,
-                dv,
-                ld,
-                d_attended,
-                ldo,
-                log_sum_exp,
-                &delta,
-                q,
-                k,
-                v,
-                ld,
-                &meta.spans,
-                tokens,
-                count,
-                group,
-                width,
-                scale
-            ],
-        )
+        let gradient = self.block_norm_gradient(layer, 0);
+        self.norm_backward(x.ptr(), norm, &inverses[0], &d_normed, d, Ptr::NULL, m, gradient)
     }
 
     fn head_norm_backward(

@@ -21,6 +21,7 @@ use super::choose;
 use super::compile::{Width, cached};
 use super::gemm::CublasLt;
 use super::library::Library;
+use super::phases::Phases;
 use super::source::SOURCES;
 use crate::error::Kind;
 use crate::quant::Format;
@@ -183,6 +184,7 @@ pub struct Gpu {
     times: Option<times::Times>,
     processors: usize,
     most_shared: usize,
+    phases: Phases,
 }
 
 impl fmt::Debug for Gpu {
@@ -225,12 +227,22 @@ impl Gpu {
         let processors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let most_shared = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         let chains = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9;
-        let (functions, meter) = (HashMap::new(), Arc::new(Meter::default()));
-        let times = times::Times::from_env();
-        let mut gpu =
-            Self { context, stream, functions, width, meter, blas: None, chains, times, processors, most_shared };
+        let mut gpu = Self {
+            context,
+            stream,
+            functions: HashMap::new(),
+            width,
+            meter: Arc::new(Meter::default()),
+            blas: None,
+            chains,
+            times: times::Times::from_env(),
+            phases: Phases::default(),
+            processors,
+            most_shared,
+        };
         gpu.load(&target)?;
         gpu.allow_all_shared()?;
+        super::flash::allow(&gpu)?;
         if width == Width::Bf16 && Library::CublasLt.find().is_some() {
             gpu.blas = Some(CublasLt::new(&gpu)?);
         }
@@ -298,6 +310,10 @@ impl Gpu {
 
     pub(super) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    pub(super) fn phases(&self) -> &Phases {
+        &self.phases
     }
 
     pub(super) fn blas(&self) -> Option<&CublasLt> {

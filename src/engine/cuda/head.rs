@@ -3,6 +3,7 @@
 use super::block::Net;
 use super::gemm::Operand;
 use super::gpu::{Buffer, Grid, args};
+use super::phases::Phase;
 use crate::Result;
 use crate::engine::cpu::batch::Target;
 
@@ -30,7 +31,9 @@ pub struct Scored {
 
 /// Rows of logits in a piece.
 pub fn piece_rows(vocab: usize) -> usize {
-    (PIECE / (4 * vocab)).max(1)
+    let rows = PIECE / (4 * vocab);
+    // Whole tiles of the products.
+    if rows > 128 { rows / 128 * 128 } else { rows.max(1) }
 }
 
 fn gathered(net: &Net<'_>, hidden: &Buffer, at: &Buffer, rows: usize) -> Result<Buffer> {
@@ -58,6 +61,7 @@ pub fn logits_into(net: &Net<'_>, rows: &Buffer, count: usize, out: &Buffer) -> 
 /// Scores every target under softmax(logits / temperature). `hidden` `[tokens, hidden]` is normed.
 pub fn score(net: &Net<'_>, hidden: &Buffer, targets: &[Target], temperature: f32) -> Result<Scored> {
     let (gpu, vocab) = (net.gpu, net.config.vocab_size);
+    gpu.phase(Phase::Head)?;
     let mut pieces = Vec::new();
     let mut start = 0;
     for chunk in targets.chunks(piece_rows(vocab)) {
@@ -76,6 +80,7 @@ pub fn score(net: &Net<'_>, hidden: &Buffer, targets: &[Target], temperature: f3
         let stats: Vec<[f32; 4]> = gpu.download(piece.stats.ptr(), piece.range.len())?;
         values.extend(stats.iter().map(|s| (s[2], s[1])));
     }
+    gpu.phase(Phase::Outside)?;
     Ok(Scored { pieces, temperature, values })
 }
 
@@ -90,6 +95,7 @@ pub fn backward(
 ) -> Result<Buffer> {
     let (gpu, vocab, width) = (net.gpu, net.config.vocab_size, net.config.hidden_size);
     let head = net.weights.head();
+    gpu.phase(Phase::Head)?;
     let d_rows = gpu.zeros(gpu.act(targets.len() * width))?;
     for piece in &scored.pieces {
         let own = &slopes[piece.range.clone()];

@@ -9,6 +9,7 @@ pub mod blocks;
 pub mod choose;
 pub mod compile;
 pub mod device;
+mod flash;
 mod gemm;
 mod generate;
 mod gpu;
@@ -16,6 +17,7 @@ mod head;
 pub mod library;
 mod pack;
 mod parameters;
+mod phases;
 pub mod source;
 mod tape;
 mod weights;
@@ -190,6 +192,24 @@ impl CudaEngine {
         self.peak = 0;
         self.gpu.meter().reset_peak();
         peak
+    }
+
+    /// Times what the device does until [`CudaEngine::end_phases`].
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub fn start_phases(&self) -> Result<()> {
+        self.gpu.enter()?;
+        self.gpu.start_phases()
+    }
+
+    /// Milliseconds of each phase since [`CudaEngine::start_phases`], by name.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub fn end_phases(&self) -> Result<Vec<(&'static str, f64)>> {
+        self.gpu.enter()?;
+        Ok(self.gpu.end_phases()?.into_iter().map(|(phase, ms)| (phase.name(), ms)).collect())
     }
 
     /// The device's name.

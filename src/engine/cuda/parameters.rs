@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::compile::Width;
 use super::gpu::{Buffer, Gpu, Grid, Plain, Ptr, args};
+use super::phases::Phase;
 use crate::engine::adamw8::{self, Which};
 use crate::engine::{AdamW, Moments, NamedTensor, OptimizerState};
 use crate::{Error, Result};
@@ -243,6 +244,7 @@ impl Parameters {
     /// See [`crate::engine::Engine::apply`]. Clipping as torch's clip_grad_norm_: by max / (norm + 1e-6).
     pub fn apply(&mut self, gpu: &Gpu, step: &AdamW) -> Result<f64> {
         let gradients = self.gradients.as_ref().ok_or_else(nothing_trained)?;
+        gpu.phase(Phase::Optimizer)?;
         let sums = gpu.alloc(8 * self.piece_count)?;
         let grid = Grid::new([self.piece_count, 1, 1], 256);
         gpu.launch("square_sums", grid, args![&sums, gradients, &self.pieces])?;
@@ -279,6 +281,7 @@ impl Parameters {
             }
         }
         self.refresh(gpu)?;
+        gpu.phase(Phase::Outside)?;
         Ok(norm)
     }
 }

@@ -48,10 +48,19 @@ macro_rules! headers {
 
 sources![
     Any "rows", Any "gemm", Any "attention", Any "attention_backward", Any "head", Any "sample", Any "decode",
-    Any "dequantize", Any "optimizer", Any "fill",
+    Any "dequantize", Any "optimizer", Any "fill", Any "flash_forward", Any "flash_backward",
     Any "gemm_e2m1", Any "gemm_nf4", Any "gemm_bf16", Any "lora", Any "shuffle", Any "flash_decode",
 ];
-headers!["act.cuh", "ptx.cuh", "weights.cuh", "gemm_args.cuh", "gemm_small.cuh", "gemm_wide.cuh", "wgmma.cuh"];
+headers![
+    "act.cuh",
+    "ptx.cuh",
+    "flash.cuh",
+    "weights.cuh",
+    "gemm_args.cuh",
+    "gemm_small.cuh",
+    "gemm_wide.cuh",
+    "wgmma.cuh"
+];
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,7 @@ use shuffled::Shuffled;
 use super::gemm::Operand;
 use super::gpu::{Buffer, Gpu, Grid, Ptr, args};
 use super::parameters::{Arena, Parameters};
+use super::phases::Phase;
 use crate::Result;
 use crate::engine::Trainable;
 use crate::model::names;
@@ -220,12 +221,14 @@ impl Group {
             Matrix::Dense(buffer) => buffer.ptr(),
             Matrix::Trained(at) => around.parameters.act(*at),
             Matrix::Packed(all) => {
+                around.gpu.phase(Phase::Dequantize)?;
                 for (linear, packed) in self.linears.iter().zip(all) {
                     packed.dequantize(around.gpu, around.scratch.at(around.gpu.act(linear.at * self.k)))?;
                 }
                 around.scratch
             }
             Matrix::Shuffled(weights) => {
+                around.gpu.phase(Phase::Dequantize)?;
                 weights.rows(around.gpu, around.scratch)?;
                 around.scratch
             }
@@ -247,7 +250,9 @@ impl Group {
     /// `y[m, n] = x W^T`.
     fn product(&self, around: Around<'_>, x: Ptr, m: usize, y: Ptr) -> Result<()> {
         let w = self.weights(around)?;
-        around.gpu.gemm([m, self.n, self.k], 1.0, Operand::act(x, self.k), w.t(), 0.0, Operand::act(y, self.n))
+        around.gpu.phase(Phase::Products)?;
+        around.gpu.gemm([m, self.n, self.k], 1.0, Operand::act(x, self.k), w.t(), 0.0, Operand::act(y, self.n))?;
+        around.gpu.phase(Phase::Rows)
     }
 
     /// `y[m, n] = x W^T + b + scale * (x A^T) B^T` for `m` rows of x `[m, k]`.
@@ -263,6 +268,7 @@ impl Group {
             )?;
         }
         let Some((a, columns)) = self.a(around) else { return Ok(()) };
+        gpu.phase(Phase::Adapter)?;
         let own = if m > FEW { Some(gpu.alloc_act(m * columns)?) } else { None };
         let t = own.as_ref().map_or(around.few, Buffer::ptr);
         self.down(around, a, columns, x, m, t)?;
@@ -273,13 +279,14 @@ impl Group {
             let out = Operand::act(y.at(gpu.act(linear.at)), self.n);
             gpu.gemm([m, linear.n, self.rank], self.scale, part, b.t(), 1.0, out)?;
         }
-        Ok(())
+        gpu.phase(Phase::Rows)
     }
 
     /// Adds the gradients of trained parameters and writes `dx` `[m, k]`, given `dy` `[m, n]` and the forward's `x`.
     pub fn backward(&self, around: Around<'_>, x: Ptr, m: usize, dy: Ptr, dx: Ptr) -> Result<()> {
         let (gpu, parameters) = (around.gpu, around.parameters);
         let w = self.weights(around)?;
+        gpu.phase(Phase::Products)?;
         let (dy_all, x_all) = (Operand::act(dy, self.n), Operand::act(x, self.k));
         gpu.gemm([m, self.k, self.n], 1.0, dy_all, w, 0.0, Operand::act(dx, self.k))?;
         if let Matrix::Trained(at) = self.matrix
@@ -287,6 +294,7 @@ impl Group {
         {
             gpu.gemm([self.n, self.k, m], 1.0, dy_all.t(), x_all, 1.0, Operand::f32(into, self.k))?;
         }
+        gpu.phase(Phase::Rows)?;
         for linear in &self.linears {
             let Some(into) = linear.bias.as_ref().and_then(|bias| bias.gradient(parameters)) else { continue };
             let part = dy.at(gpu.act(linear.at));
@@ -295,6 +303,7 @@ impl Group {
             })?;
         }
         let Some((a, columns)) = self.a(around) else { return Ok(()) };
+        gpu.phase(Phase::Adapter)?;
         let rank = self.rank;
         let t = if self.lora_trained { Some(gpu.alloc_act(m * columns)?) } else { None };
         if let Some(t) = &t {
@@ -316,7 +325,8 @@ impl Group {
         if let Some(into) = self.a.filter(|_| self.lora_trained).and_then(|(at, _)| parameters.gradient(at)) {
             gpu.gemm([columns, self.k, m], 1.0, dt.t(), x_all, 1.0, Operand::f32(into, self.k))?;
         }
-        gpu.gemm([m, self.k, columns], 1.0, dt, a, 1.0, Operand::act(dx, self.k))
+        gpu.gemm([m, self.k, columns], 1.0, dt, a, 1.0, Operand::act(dx, self.k))?;
+        gpu.phase(Phase::Rows)
     }
 }
 

@@ -7,6 +7,7 @@ pub(super) const KERNELS: &[(&str, &[&str])] = &[
         &[
             "embed",
             "row_norm",
+            "add_norm",
             "head_norm",
             "norm_backward",
             "head_norm_backward",
@@ -43,6 +44,18 @@ pub(super) const MATRIX_KERNELS: &[(&str, &[&str])] = &[
     ("gemm_nf4.cu", &["gemm_nf4_8", "gemm_nf4_16"]),
     ("lora.cu", &["product_inputs", "lora_up"]),
     ("shuffle.cu", &["shuffle_nvfp4", "shuffle_mxfp4", "shuffle_nf4", "unshuffle_e2m1", "unshuffle_nf4"]),
+    ("flash_forward.cu", &["flash_forward_64", "flash_forward_128"]),
+    (
+        "flash_backward.cu",
+        &[
+            "flash_delta_64",
+            "flash_delta_128",
+            "flash_backward_q_64",
+            "flash_backward_q_128",
+            "flash_backward_kv_64",
+            "flash_backward_kv_128",
+        ],
+    ),
     ("flash_decode.cu", &["flash_decode_64", "flash_decode_128", "flash_decode_join_64", "flash_decode_join_128"]),
 ];
 
