@@ -5,6 +5,8 @@
 mod cli;
 #[path = "eval/fake.rs"]
 mod fake;
+#[path = "eval/statistics.rs"]
+mod statistics;
 
 use fake::{Adders, Bench, encode, sums};
 use qerl::engine::Trainable;

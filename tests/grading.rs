@@ -69,7 +69,7 @@ fn labelled_answers_agree_and_nothing_wrong_is_accepted() {
 /// The policy of docs/grading.md in examples of our own, by type of answer.
 #[test]
 fn every_kind_of_answer_is_judged_by_the_policy() {
-    for (file, least) in [("kinds.jsonl", 400), ("own.jsonl", 1300)] {
+    for (file, least) in [("kinds.jsonl", 400), ("own.jsonl", 1300), ("more.jsonl", 1000)] {
         let rows = rows(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/grading").join(file));
         assert!(rows.len() > least);
         assert_eq!(agreement(&rows), (rows.len(), 0, 0), "{file}");

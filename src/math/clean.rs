@@ -22,6 +22,17 @@ pub(super) fn unify(text: &str) -> Cow<'_, str> {
             '\u{ff01}'..='\u{ff5e}' => {
                 out.push(char::from_u32(u32::from(c) - 0xfee0).unwrap_or(' '));
             }
+            // Digits of Arabic, Persian, Devanagari and Bengali.
+            '\u{660}'..='\u{669}' | '\u{6f0}'..='\u{6f9}' | '\u{966}'..='\u{96f}' | '\u{9e6}'..='\u{9ef}' => {
+                let zero = match u32::from(c) {
+                    code @ 0x660..=0x669 => code - 0x660,
+                    code @ 0x6f0..=0x6f9 => code - 0x6f0,
+                    code @ 0x966..=0x96f => code - 0x966,
+                    code => code - 0x9e6,
+                };
+                out.push(char::from_digit(zero, 10).unwrap_or('?'));
+            }
+            '≈' => out.push_str("\\approx "),
             '−' | '–' | '‐' | '‑' | '‒' | '﹣' => out.push('-'),
             '×' | '✕' => out.push_str("\\times "),
             '·' | '⋅' | '∙' => out.push_str("\\cdot "),

@@ -7,6 +7,7 @@ use super::exact::Exact;
 use super::expr::Expr;
 use super::poly::Trouble;
 use super::probe;
+use super::region::{interval, region};
 use super::value::{Op, Value};
 
 const MAX_COMPARISONS: usize = 1_200;
@@ -37,11 +38,14 @@ impl Comparison {
             (g, Value::Unit(a, _)) => self.equal(g, a),
             (Value::Percent(g), Value::Percent(a)) => self.expressions(g, a),
             (Value::Percent(g), Value::Expr(a)) => self.expressions(g, a) || self.expressions(&hundredth(g), a),
-            (Value::Expr(g), Value::Percent(a)) => self.expressions(g, a) || self.expressions(g, &hundredth(a)),
+            // A gold that is a fraction below 1 is a share: `0.25%` is not 1/4, although a gold `25` accepts `25%`.
+            (Value::Expr(g), Value::Percent(a)) => {
+                !share(g) && self.expressions(g, a) || self.expressions(g, &hundredth(a))
+            }
             (Value::Expr(g), Value::Expr(a)) => self.expressions(g, a),
             (Value::Text(g), Value::Text(a)) => {
                 self.evidence = "same words";
-                g == a
+                bare_words(g) == bare_words(a)
             }
             (Value::Base(g, b), Value::Base(a, c)) => {
                 self.evidence = "digits and base";
@@ -290,6 +294,18 @@ fn less<'a>(l: &'a Expr, r: &'a Expr, op: Op) -> (&'a Expr, &'a Expr, Op) {
     }
 }
 
+/// Words without the article before them.
+fn bare_words(text: &str) -> &str {
+    ["the ", "an ", "a "].iter().find_map(|article| text.strip_prefix(article)).unwrap_or(text)
+}
+
+/// Is it a quotient of two numbers, the first the smaller?
+fn share(gold: &Expr) -> bool {
+    let Expr::Product(parts) = gold else { return false };
+    let [Expr::Number(above), Expr::Inverse(below)] = parts.as_slice() else { return false };
+    matches!(&**below, Expr::Number(below) if above.abs() < below.abs())
+}
+
 fn hundredth(expr: &Expr) -> Expr {
     Expr::Product(vec![expr.clone(), Expr::Inverse(Box::new(Expr::integer(100)))])
 }
@@ -366,7 +382,7 @@ fn has_symbol(value: &Value) -> bool {
 }
 
 /// A name for something: a symbol, `f(x)`, `P(4)`, `(x, y)`, words; no arithmetic.
-fn is_label(value: &Value) -> bool {
+pub(super) fn is_label(value: &Value) -> bool {
     match value {
         Value::Text(_) => true,
         Value::Expr(Expr::Symbol(_)) => true,
@@ -386,51 +402,6 @@ fn is_label(value: &Value) -> bool {
         Value::Group(_, items, _) => items.iter().all(is_label),
         Value::Matrix(rows) => rows.iter().flatten().all(|cell| matches!(cell, Expr::Symbol(_))),
         _ => false,
-    }
-}
-
-/// [`interval`], and `x \in (0, 1)`.
-fn region(sides: &[Value], ops: &[Op]) -> Option<(Value, Value)> {
-    match (sides, ops) {
-        ([label, set], [Op::In]) if is_label(label) => Some((label.clone(), set.clone())),
-        _ => interval(sides, ops),
-    }
-}
-
-/// `x > 3`, `-2 <= x < 5` as the label and an interval.
-fn interval(sides: &[Value], ops: &[Op]) -> Option<(Value, Value)> {
-    let inf = || Value::Expr(Expr::Infinity);
-    let minus = || Value::Expr(Expr::Infinity.negated());
-    let symbol = |v: &Value| matches!(v, Value::Expr(Expr::Symbol(_)));
-    let up = |op: Op| matches!(op, Op::Less | Op::LessEqual);
-    let down = |op: Op| matches!(op, Op::Greater | Op::GreaterEqual);
-    let closed = |op: Op| matches!(op, Op::LessEqual | Op::GreaterEqual);
-    let group = |low: Value, l: bool, high: Value, h: bool| {
-        Value::Group(if l { '[' } else { '(' }, vec![low, high], if h { ']' } else { ')' })
-    };
-    match (sides, ops) {
-        ([a, b], [op]) if up(*op) || down(*op) => {
-            let (label, bound, below) = match (symbol(a), symbol(b)) {
-                (true, false) => (a, b, up(*op)),
-                (false, true) => (b, a, down(*op)),
-                _ => return None,
-            };
-            let found = if below {
-                group(minus(), false, bound.clone(), closed(*op))
-            } else {
-                group(bound.clone(), closed(*op), inf(), false)
-            };
-            Some((label.clone(), found))
-        }
-        ([a, x, b], [p, q]) if symbol(x) && (up(*p) && up(*q) || down(*p) && down(*q)) => {
-            let found = if up(*p) {
-                group(a.clone(), closed(*p), b.clone(), closed(*q))
-            } else {
-                group(b.clone(), closed(*q), a.clone(), closed(*p))
-            };
-            Some((x.clone(), found))
-        }
-        _ => None,
     }
 }
 

@@ -275,6 +275,8 @@ impl<'a> Parser<'a> {
         let value = self.sum()?;
         let value = if self.eat_command(&["over"]) {
             Expr::Product(vec![value, Expr::Inverse(Box::new(self.sum()?))])
+        } else if self.eat_command(&["choose"]) {
+            Expr::Call("binom".to_owned(), vec![value, self.sum()?])
         } else {
             value
         };
@@ -283,6 +285,11 @@ impl<'a> Parser<'a> {
     }
 
     fn fraction(&mut self) -> Result<Expr, Unreadable> {
+        let (numerator, denominator) = self.two_arguments()?;
+        Ok(Expr::Product(vec![numerator, Expr::Inverse(Box::new(denominator))]))
+    }
+
+    fn two_arguments(&mut self) -> Result<(Expr, Expr), Unreadable> {
         // `\frac37` and `\frac3{19}`: the lexer has read `37` as one number.
         if let Some(Token::Number(digits)) = self.peek()
             && digits.len() == 2
@@ -291,15 +298,9 @@ impl<'a> Parser<'a> {
         {
             self.at += 1;
             let (a, b) = digits.split_at(1);
-            let denominator = rational(b)?;
-            return Ok(Expr::Product(vec![
-                Expr::Number(rational(a)?),
-                Expr::Inverse(Box::new(Expr::Number(denominator))),
-            ]));
+            return Ok((Expr::Number(rational(a)?), Expr::Number(rational(b)?)));
         }
-        let numerator = self.argument()?;
-        let denominator = self.argument()?;
-        Ok(Expr::Product(vec![numerator, Expr::Inverse(Box::new(denominator))]))
+        Ok((self.argument()?, self.argument()?))
     }
 
     fn primary(&mut self) -> Result<Expr, Unreadable> {
@@ -396,8 +397,7 @@ impl<'a> Parser<'a> {
                 Ok(Expr::Power(Box::new(inner), Box::new(Expr::Inverse(Box::new(index)))))
             }
             "binom" | "dbinom" | "tbinom" => {
-                let n = self.argument()?;
-                let k = self.argument()?;
+                let (n, k) = self.two_arguments()?;
                 Ok(Expr::Call("binom".to_owned(), vec![n, k]))
             }
             "lfloor" => self.between("floor", "rfloor"),

@@ -52,6 +52,49 @@ fn some(text: &str, rule: &'static str) -> Option<Extracted> {
     (!text.is_empty()).then(|| Extracted { text: text.to_owned(), rule })
 }
 
+/// Boxes side by side at the end, `\boxed{3}, \boxed{4}` or `$\boxed{3}$ and $\boxed{4}$`, as one list: for golds
+/// that are lists. Anything else between two boxes parts them.
+pub(super) fn neighbours(completion: &str) -> Option<Extracted> {
+    const MOST: usize = 8;
+    let text = completion.rfind("</think>").map_or(completion, |at| &completion[at + "</think>".len()..]);
+    if text.contains("</answer>") {
+        return None;
+    }
+    let (mut found, mut head) = (Vec::new(), text);
+    while found.len() < MOST {
+        let Boxed::Found(inner) = boxed(head) else { break };
+        let start = offset(head, inner);
+        if !found.is_empty() && start + inner.len() + 1 != head.len() {
+            break;
+        }
+        found.push(inner.trim());
+        head = head[..start].trim_end_matches([' ', '{']);
+        let Some(before) = head.strip_suffix("\\boxed").or_else(|| head.strip_suffix("\\fbox")) else { break };
+        head = joint(before);
+        if head.len() == before.len() {
+            break;
+        }
+    }
+    found.reverse();
+    (found.len() > 1).then(|| Extracted { text: found.join(", "), rule: "\\boxed side by side" })
+}
+
+/// `text` without what may stand between two items of a list at its end.
+fn joint(text: &str) -> &str {
+    const PIECES: [&str; 9] = ["$", ",", ";", " and", "\\text{ and }", "\\text{and}", "\\quad", "\\qquad", "\\,"];
+    let mut rest = text;
+    loop {
+        let before = rest;
+        rest = rest.trim_end();
+        for piece in PIECES {
+            rest = rest.strip_suffix(piece).unwrap_or(rest);
+        }
+        if rest.len() == before.len() {
+            return rest;
+        }
+    }
+}
+
 /// `\boxed{\text{The answer is } 42}` holds a sentence, everything else is the answer itself.
 fn in_box(inner: &str) -> Option<Extracted> {
     match sentence(inner) {
@@ -163,6 +206,14 @@ fn hashes(text: &str) -> Option<Extracted> {
         if start.starts_with(|c: char| c.is_ascii_digit() || "$\\([{.€£√".contains(c)) {
             let text = shorten(line);
             return some(&text, "####");
+        }
+        // At the end of the text it is no heading: an expression, or words without a number.
+        let last = text[at + 4..].trim().len() == line.len();
+        let readable = || {
+            !matches!(value::read(line), Value::Text(_)) || !line.chars().any(char::is_numeric) && !line.contains('\\')
+        };
+        if last && !line.is_empty() && line.len() <= 400 && readable() {
+            return some(line.trim_matches(['*', '`', ' ']).trim_end_matches('.'), "####");
         }
     }
     None

@@ -1,7 +1,7 @@
 //! Cleaned text -> tokens: numbers with their separators, symbols, commands, texts.
 
 use super::clean::MAX_ANSWER;
-use super::words::{FUNCTIONS, GREEK, SHORT_WORDS, SILENT, TEXTS};
+use super::words::{CAPITALS, FUNCTIONS, GREEK, SHORT_WORDS, SILENT, TEXTS};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
@@ -21,11 +21,11 @@ pub(super) enum Token {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable;
 
-struct Lexer<'a> {
-    chars: Vec<char>,
-    at: usize,
-    depth: usize,
-    out: Vec<Token>,
+pub(super) struct Lexer<'a> {
+    pub(super) chars: Vec<char>,
+    pub(super) at: usize,
+    pub(super) depth: usize,
+    pub(super) out: Vec<Token>,
     _text: std::marker::PhantomData<&'a str>,
 }
 
@@ -45,11 +45,11 @@ pub(super) fn lex(text: &str) -> Result<Vec<Token>, Unreadable> {
 }
 
 impl Lexer<'_> {
-    fn peek(&self, ahead: usize) -> Option<char> {
+    pub(super) fn peek(&self, ahead: usize) -> Option<char> {
         self.chars.get(self.at + ahead).copied()
     }
 
-    fn starts(&self, at: usize, text: &str) -> bool {
+    pub(super) fn starts(&self, at: usize, text: &str) -> bool {
         text.chars().enumerate().all(|(i, c)| self.chars.get(at + i) == Some(&c))
     }
 
@@ -76,6 +76,10 @@ impl Lexer<'_> {
                 ')' | ']' => {
                     self.depth = self.depth.saturating_sub(1);
                     self.push(c);
+                }
+                '^' if self.degree_letter() => {
+                    self.at += if self.peek(1) == Some('{') { 4 } else { 2 };
+                    self.out.extend([Token::Char('^'), Token::Command("circ".to_owned())]);
                 }
                 '*' if self.peek(1) == Some('*') => {
                     self.at += 1;
@@ -127,100 +131,12 @@ impl Lexer<'_> {
         self.at += 1;
     }
 
-    fn digits(&self, at: usize) -> usize {
-        self.chars[at.min(self.chars.len())..].iter().take_while(|c| c.is_ascii_digit()).count()
-    }
-
-    /// Reads digits with thousands separators and a fraction.
-    fn number(&mut self) {
-        let mut text = String::new();
-        let first = self.digits(self.at);
-        text.extend(&self.chars[self.at..self.at + first]);
-        self.at += first;
-        if (1..=3).contains(&first) && text != "0" {
-            while let Some(next) = self.group() {
-                text.extend(&self.chars[next..next + 3]);
-                self.at = next + 3;
-            }
-        }
-        if self.peek(0) == Some('.') && (self.digits(self.at + 1) > 0 || first > 0 && self.peek(1) != Some('.')) {
-            let digits = self.digits(self.at + 1);
-            if digits > 0 || !self.peek(1).is_some_and(char::is_alphabetic) {
-                text.push('.');
-                text.extend(&self.chars[self.at + 1..self.at + 1 + digits]);
-                self.at += 1 + digits;
-            }
-        }
-        if text.contains('.')
-            && let Some(period) = self.period()
-        {
-            text = format!("{text}({period})");
-        }
-        let exponent = self.exponent(&text);
-        self.out.push(Token::Number(text));
-        if let Some((sign, digits)) = exponent {
-            self.out.extend([Token::Char('*'), Token::Number("10".to_owned()), Token::Char('^'), Token::Char('{')]);
-            self.out.extend((sign == '-').then_some(Token::Char('-')));
-            self.out.extend([Token::Number(digits), Token::Char('}')]);
-        }
-    }
-
-    /// The digits of `\\overline{3}` and the like behind a decimal point; moves past it.
-    fn period(&mut self) -> Option<String> {
-        let command = ["\\overline", "\\bar", "\\dot"].into_iter().find(|c| self.starts(self.at, c))?;
-        let start = self.at;
-        self.at += command.len();
-        let digits = self.braced().map(|d| d.trim().to_owned());
-        let digits = digits.filter(|d| (1..=64).contains(&d.len()) && d.bytes().all(|b| b.is_ascii_digit()));
-        if digits.is_none() {
-            self.at = start;
-        }
-        digits
-    }
-
-    /// `1.2e-3`: sign and digits of the exponent; moves past it. `2e-3` stays two times e less three: only a mantissa
-    /// with a point or of 1, two digits, or no sign tell that a program wrote it.
-    fn exponent(&mut self, mantissa: &str) -> Option<(char, String)> {
-        let mark = self.peek(0).filter(|c| matches!(c, 'e' | 'E'))?;
-        let sign = self.peek(1).filter(|c| matches!(c, '+' | '-'));
-        let at = self.at + 1 + usize::from(sign.is_some());
-        let count = self.digits(at);
-        let next = self.chars.get(at + count);
-        let glued = next.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '^' | '.' | '/' | '!' | '('));
-        let told = mark == 'E' || sign.is_none() || mantissa.contains('.') || mantissa == "1" || count == 2;
-        if !(1..=3).contains(&count) || glued || !told || mantissa.contains('(') {
-            return None;
-        }
-        let digits = self.chars[at..at + count].iter().collect();
-        self.at = at + count;
-        Some((sign.unwrap_or('+'), digits))
-    }
-
-    /// Where the next group of exactly three digits starts, if a separator and such a group follow.
-    fn group(&self) -> Option<usize> {
-        const SEPARATORS: &[&str] = &["{,}", ",\\!", "\\,", "\\!", "\\ ", "{\\,}", "\\:", "\\;", ","];
-        let at = self.at;
-        let (mut next, plain) = SEPARATORS
-            .iter()
-            .find(|s| self.starts(at, s))
-            .map(|s| (at + s.chars().count(), *s == ","))
-            .or_else(|| (self.peek(0) == Some(' ')).then_some((at + 1, false)))?;
-        if plain && self.depth > 0 {
-            return None;
-        }
-        if !plain && self.chars.get(next) == Some(&' ') && self.chars.get(at) != Some(&' ') {
-            next += 1;
-        }
-        let digits = self.digits(next);
-        (digits == 3 && !(self.chars.get(next + 3) == Some(&'/') && self.chars.get(at) == Some(&' '))).then_some(next)
-    }
-
     fn name(&self, at: usize) -> String {
         self.chars[at.min(self.chars.len())..].iter().take_while(|c| c.is_ascii_alphabetic()).collect()
     }
 
     /// The balanced `{..}` at the position, past blanks: its content.
-    fn braced(&mut self) -> Option<String> {
+    pub(super) fn braced(&mut self) -> Option<String> {
         let mut i = self.at;
         while self.chars.get(i) == Some(&' ') {
             i += 1;
@@ -291,6 +207,16 @@ impl Lexer<'_> {
             return;
         }
         let after = self.peek(run.chars().count());
+        if run == "US" && (after == Some('$') || self.starts(self.at + 2, "\\$")) {
+            // `US$5`: the dollar says enough.
+            self.at += run.len();
+            return;
+        }
+        if CAPITALS.contains(&run.as_str()) {
+            self.at += run.len();
+            self.out.push(Token::Text(run));
+            return;
+        }
         if FUNCTIONS.contains(&run.as_str()) && !(matches!(run.as_str(), "min" | "sec") && self.after_number()) {
             self.at += run.len();
             self.out.push(Token::Command(run));
@@ -315,6 +241,16 @@ impl Lexer<'_> {
     fn times_ten(&self) -> bool {
         let rest = self.chars[self.at + 1..].iter().filter(|c| !c.is_whitespace());
         rest.take(3).eq(['1', '0', '^'].iter())
+    }
+
+    /// `60^o`, `60^{o}`: a letter in the place of the degree sign.
+    fn degree_letter(&self) -> bool {
+        let behind = match (self.peek(1), self.peek(2), self.peek(3)) {
+            (Some('{'), Some('o'), Some('}')) => self.peek(4),
+            (Some('o'), next, _) => next,
+            _ => return false,
+        };
+        self.after_number() && !behind.is_some_and(char::is_alphanumeric)
     }
 
     fn after_number(&self) -> bool {
@@ -352,7 +288,10 @@ impl Lexer<'_> {
                 '%' => self.out.push(Token::Char('%')),
                 '$' => self.out.push(Token::Text("$".to_owned())),
                 '|' => self.out.push(Token::Char('‖')),
-                '\\' => self.out.push(Token::Command("newline".to_owned())),
+                '\\' => {
+                    self.out.push(Token::Command("newline".to_owned()));
+                    self.row_gap();
+                }
                 _ => {}
             }
             return Ok(());
@@ -381,6 +320,13 @@ impl Lexer<'_> {
                 self.out.push(Token::Command("ne".to_owned()));
             }
             "circ" => self.out.push(Token::Command(name)),
+            "lbrace" | "rbrace" => {
+                self.at -= 1;
+                let open = name == "lbrace";
+                self.depth = if open { self.depth + 1 } else { self.depth.saturating_sub(1) };
+                self.push(if open { '«' } else { '»' });
+            }
+            "vert" => self.out.push(Token::Char('|')),
             "langle" | "rangle" => {
                 self.at -= 1;
                 let open = name == "langle";
@@ -402,7 +348,18 @@ impl Lexer<'_> {
                 self.out.push(Token::Command(format!("{name}:{environment}")));
             }
             "mathbb" => {
-                let set = self.braced().ok_or(Unreadable)?;
+                let set = match self.braced() {
+                    Some(set) => set,
+                    None => {
+                        // `\mathbb R`.
+                        while self.peek(0) == Some(' ') {
+                            self.at += 1;
+                        }
+                        let letter = self.peek(0).filter(char::is_ascii_uppercase).ok_or(Unreadable)?;
+                        self.at += 1;
+                        letter.to_string()
+                    }
+                };
                 self.out.push(Token::Command(format!("mathbb:{}", set.trim())));
             }
             _ if SILENT.contains(&name.as_str()) => {}
@@ -412,20 +369,40 @@ impl Lexer<'_> {
         Ok(())
     }
 
+    /// The `[2pt]` behind the end of a row says how far the next one is.
+    fn row_gap(&mut self) {
+        const LONGEST: usize = 12;
+        let rest = &self.chars[self.at.min(self.chars.len())..];
+        let Some(end) = rest.iter().take(LONGEST).position(|c| *c == ']') else { return };
+        let inside: String = rest[..end].iter().collect();
+        let Some(length) = inside.strip_prefix('[') else { return };
+        let unit = length.trim_start_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | ' '));
+        if matches!(unit, "pt" | "em" | "ex" | "mm" | "cm" | "in" | "bp" | "pc" | "mu") && unit.len() < length.len() {
+            self.at += end + 1;
+        }
+    }
+
     /// `\text{27}` is a number, `\text{(E)}` and `\text{cm}` are words; one letter in `\mathrm` is a symbol.
     fn text(&mut self, content: &str, command: &str) -> Result<(), Unreadable> {
         let trimmed = content.trim();
         let letters = trimmed.chars().filter(|c| c.is_alphabetic()).count();
         let function = FUNCTIONS.contains(&trimmed);
-        if letters == 0 && !trimmed.contains('\\')
+        if letters == 0 && (!trimmed.contains('\\') || matches!(trimmed, "\\$" | "\\%"))
+            || matches!(trimmed, "infinity" | "Infinity")
             || letters == 1 && trimmed.len() == 1 && command != "mbox"
             || function
         {
-            if letters == 1 && !matches!(trimmed, "e" | "i") && self.after_number() {
+            let digit = self.peek(0) == Some('_');
+            if letters == 1 && !matches!(trimmed, "e" | "i") && self.after_number() && !digit {
                 self.out.push(Token::Text(trimmed.to_owned()));
                 return Ok(());
             }
-            let tokens = lex(trimmed)?;
+            // A lone dollar sign is skipped as markup elsewhere.
+            let tokens = if trimmed == "\\$" {
+                vec![Token::Text("$".to_owned())]
+            } else {
+                lex(if trimmed == "Infinity" { "infinity" } else { trimmed })?
+            };
             self.out.extend(tokens);
         } else if let Some((number, words)) = quantity(trimmed) {
             self.out.extend(lex(number)?);
@@ -445,30 +422,4 @@ fn quantity(text: &str) -> Option<(&str, &str)> {
     let words = words.trim();
     let letters = words.starts_with(char::is_alphabetic) && !words.chars().any(|c| c.is_ascii_digit() || c == '\\');
     (plain && letters).then_some((number, words))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn numbers(text: &str) -> Vec<String> {
-        let tokens = lex(text).expect("readable");
-        tokens
-            .into_iter()
-            .map(|t| match t {
-                Token::Number(n) => n,
-                other => format!("{other:?}"),
-            })
-            .collect()
-    }
-
-    #[test]
-    fn thousands_separators_join_only_groups_of_three() {
-        for text in ["2,220", "2{,}220", "2\\,220", "2 220", "2,\\!220"] {
-            assert_eq!(numbers(text), ["2220"], "{text}");
-        }
-        assert_eq!(numbers("11,\\! 111,\\! 111,\\! 100"), ["11111111100"]);
-        assert_eq!(numbers("720, 721").len(), 3);
-        assert_eq!(numbers("(100,200)").len(), 5);
-    }
 }

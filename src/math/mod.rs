@@ -10,11 +10,13 @@ mod exact;
 mod expr;
 mod extract;
 mod lex;
+mod literal;
 mod number;
 mod poly;
 mod power;
 mod probe;
 mod quantity;
+mod region;
 mod spot;
 mod units;
 mod value;
@@ -110,7 +112,20 @@ impl Gold {
                 Verdict::NoAnswer
             }
             (Some(_), Some(answer)) => {
-                let (equal, kind, evidence) = self.compare(answer);
+                let (mut equal, mut kind, mut evidence) = self.compare(answer);
+                if !equal && let Some(whole) = self.verbatim(completion) {
+                    (equal, evidence) = (true, "same text");
+                    (trace.rule, trace.extracted) = (Some(whole.rule), Some(whole.text));
+                } else if !equal
+                    && matches!(self.value, Some(Value::List(_) | Value::Set(_)))
+                    && let Some(all) = extract::neighbours(completion)
+                {
+                    let (same, all_kind, all_evidence) = self.compare(&all.text);
+                    if same {
+                        (equal, kind, evidence) = (true, all_kind, all_evidence);
+                        (trace.rule, trace.extracted) = (Some(all.rule), Some(all.text));
+                    }
+                }
                 trace.answer_type = Some(kind);
                 trace.evidence = evidence;
                 if equal { Verdict::Correct } else { Verdict::Wrong }
@@ -127,6 +142,21 @@ impl Gold {
         let (_, inner) = completion.rsplit_once("\\boxed{")?;
         (inner.len() <= MAX_PLAIN && plain(inner) == self.plain)
             .then(|| extract::Extracted { text: inner.to_owned(), rule: "an open \\boxed, as open as the gold" })
+    }
+
+    /// Everything behind the last `####` or `Answer:` is the very text of the gold: `3!`, several lines, a sentence with a
+    /// number in it, which the rules for prose would cut.
+    fn verbatim(&self, completion: &str) -> Option<extract::Extracted> {
+        let text = completion.rsplit_once("</think>").map_or(completion, |(_, rest)| rest);
+        for (marker, rule) in [("####", "all behind the last ####"), ("Answer:", "all behind the last Answer:")] {
+            let Some((before, rest)) = text.rsplit_once(marker) else { continue };
+            let earlier = ["</answer>", "\\boxed", "\\fbox"].iter().any(|m| before.contains(m));
+            let rest = rest.trim();
+            if !earlier && !rest.is_empty() && rest.len() <= MAX_PLAIN && plain(rest) == self.plain {
+                return Some(extract::Extracted { text: rest.to_owned(), rule });
+            }
+        }
+        None
     }
 
     /// Is `answer` (already extracted) equivalent to this gold?

@@ -17,10 +17,9 @@ pub(super) fn quantity(tokens: &[Token]) -> Result<Value, Unreadable> {
         .iter()
         .take(2)
         .position(|t| matches!(t, Token::Text(c) if matches!(c.as_str(), "$" | "€" | "£" | "¥" | "₹")))
+        // `18€` is read from its end.
+        .filter(|at| *at == 0 || tokens[0] == Token::Char('-'))
     {
-        if at == 1 && tokens[0] != Token::Char('-') {
-            return Err(Unreadable);
-        }
         if let Token::Text(c) = &tokens[at] {
             unit.clone_from(c);
         }

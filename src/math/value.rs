@@ -3,7 +3,7 @@
 use super::clean;
 use super::expr::{self, Expr};
 use super::lex::{self, Token, Unreadable};
-use super::quantity;
+use super::{quantity, region};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
@@ -67,7 +67,8 @@ pub(super) fn read(text: &str) -> Value {
     let unified = clean::unify(text);
     let balanced = clean::balance(&unified);
     let inner = clean::unwrap(&balanced);
-    let parsed = lex::lex(inner).and_then(|tokens| value(&tokens, 0));
+    let outward = (inner.len() <= clean::MAX_ANSWER).then(|| region::outward(inner)).flatten();
+    let parsed = lex::lex(outward.as_deref().unwrap_or(inner)).and_then(|tokens| value(&tokens, 0));
     parsed.unwrap_or_else(|_| Value::Text(clean::text_key(inner)))
 }
 
@@ -115,6 +116,10 @@ fn word(token: &Token, words: &[&str]) -> bool {
     matches!(token, Token::Text(t) if words.iter().any(|w| t.trim_matches(|c: char| c == ',' || c.is_whitespace()).eq_ignore_ascii_case(w)))
 }
 
+fn about(token: &Token) -> bool {
+    matches!(token, Token::Command(c) if matches!(c.as_str(), "approx" | "simeq" | "thickapprox"))
+}
+
 fn operator(token: &Token) -> Option<Op> {
     Some(match token {
         Token::Char('=') => Op::Equal,
@@ -148,7 +153,7 @@ fn value(tokens: &[Token], nesting: usize) -> Result<Value, Unreadable> {
     let mut tokens = tokens;
     while let Some(('{', '}')) = enclosed(tokens) {
         // `{37 \over 21}` is read by the expression parser, from its braces.
-        if tokens.iter().any(|t| matches!(t, Token::Command(c) if c == "over")) {
+        if tokens.iter().any(|t| matches!(t, Token::Command(c) if c == "over" || c == "choose")) {
             break;
         }
         tokens = &tokens[1..tokens.len() - 1];
@@ -162,6 +167,9 @@ fn value(tokens: &[Token], nesting: usize) -> Result<Value, Unreadable> {
     if matches!(tokens, [Token::Command(c)] if c == "emptyset" || c == "varnothing") {
         return Ok(Value::Set(Vec::new()));
     }
+    if tokens.len() == 1 && word(&tokens[0], &["empty set", "the empty set"]) {
+        return Ok(Value::Set(Vec::new()));
+    }
     if matches!(tokens, [Token::Command(c)] if c == "mathbb:R") {
         let all = [Expr::Infinity.negated(), Expr::Infinity].map(Value::Expr);
         return Ok(Value::Group('(', all.into(), ')'));
@@ -171,13 +179,27 @@ fn value(tokens: &[Token], nesting: usize) -> Result<Value, Unreadable> {
         let mut parts = split(tokens, &|t| joined(t) || matches!(t, Token::Char(',')));
         parts.retain(|p| !p.is_empty());
         if parts.len() > 1 {
-            return list(values(&parts, nesting)?);
+            let items = values(&parts, nesting)?;
+            let together = tokens.iter().any(|t| word(t, &["and"])) && !tokens.iter().any(|t| word(t, &["or"]));
+            return match region::both(&items).filter(|_| together) {
+                Some(found) => Ok(found),
+                None => list(items),
+            };
         }
     }
     let mut parts = split(tokens, &|t| matches!(t, Token::Char(',')));
     if parts.len() > 1 {
         parts.retain(|p| !p.is_empty());
         return list(values(&parts, nesting)?);
+    }
+    // `\frac{10}{3} \approx 3.33`: what stands before it is the answer, unless that is only a name for it.
+    if tokens.iter().any(about) {
+        let parts = split(tokens, &about);
+        if parts.len() > 1 {
+            let label = |p: &&[Token]| matches!(p, [] | [Token::Symbol(_)]);
+            let at = usize::from(label(&parts[0]));
+            return value(parts[at], nesting + 1);
+        }
     }
     if tokens.iter().any(|t| operator(t).is_some()) {
         let parts = split(tokens, &|t| operator(t).is_some());
@@ -194,7 +216,17 @@ fn value(tokens: &[Token], nesting: usize) -> Result<Value, Unreadable> {
             return Ok(Value::Relation(sides, ops));
         }
     }
-    let unions = split(tokens, &|t| matches!(t, Token::Command(c) if c == "cup"));
+    if let [Token::Command(all), minus, points @ ..] = tokens
+        && all == "mathbb:R"
+        && (matches!(minus, Token::Char('-'))
+            || matches!(minus, Token::Command(c) if c == "setminus" || c == "backslash"))
+        && enclosed(points) == Some(('«', '»'))
+        && let Value::Set(points) = set(&points[1..points.len() - 1], nesting)?
+        && let Some(found) = region::without(&points)
+    {
+        return Ok(found);
+    }
+    let unions = split(tokens, &|t| matches!(t, Token::Command(c) if c == "cup" || c == "bigcup"));
     if unions.len() > 1 {
         return Ok(Value::Union(values(&unions, nesting)?));
     }

@@ -51,6 +51,10 @@ pub(super) const SHORT_WORDS: &[&str] = &[
     "egg", "ways", "way", "not", "yes", "no", "nan", "NaN", "the", "is", "are", "odd", "red", "USD", "PM", "AM",
 ];
 
+/// Words of an answer with a capital, which would otherwise be read as products of variables.
+pub(super) const CAPITALS: &[&str] =
+    &["No", "NO", "Yes", "YES", "Odd", "ODD", "Not", "NOT", "Or", "OR", "And", "AND", "Red", "The", "Men"];
+
 /// Commands that only change how things look.
 pub(super) const SILENT: &[&str] = &[
     "left",

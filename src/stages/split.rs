@@ -3,18 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::download::raw_files;
 use super::{Context, Output, StageRef};
 use crate::data::parts::{Parts, cut, join};
-use crate::data::read::{self, Found};
+use crate::data::read::{self, Found, Source};
 use crate::data::template::{Template, file_text};
 use crate::data::{DataSpec, Holdout, Problem, builtin, generate};
-use crate::store::{Artifact, Handle};
+use crate::store::{Artifact, Handle, Location};
 use crate::{Error, Result};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -88,11 +89,11 @@ fn parts(context: &Context<'_>, config: &Config, spec: &DataSpec, found: &mut Fo
         let holdout = config.holdout.clone().or_else(|| generate::holdout(spec));
         return cut(generate::generate(spec)?, holdout.as_ref(), true);
     };
-    let root = files(context, &source.0)?;
+    let source = files(context, &source.0)?;
     let mut problems = |split: Option<&str>| {
         let mut problems = Vec::new();
         let spec = DataSpec { split: split.map(str::to_owned).or(spec.split.clone()), ..spec.clone() };
-        let more = read::read(&root, &spec, context.cancel, &mut |mut problem: Problem| {
+        let more = read::read(&source, &spec, context.cancel, &mut |mut problem: Problem| {
             // Both splits count their rows from 0.
             if let Some(split) = split {
                 problem.id = format!("{split}/{}", problem.id);
@@ -103,7 +104,7 @@ fn parts(context: &Context<'_>, config: &Config, spec: &DataSpec, found: &mut Fo
         found.add(more);
         Ok::<_, Error>(problems)
     };
-    match read::apart(&root, spec)? {
+    match read::apart(&source, spec)? {
         Some((train, evaluation)) if config.holdout.is_none() => {
             let train = train.map_or(Ok(Vec::new()), |split| problems(Some(split)))?;
             let held = evaluation.map_or(Ok(Vec::new()), |split| problems(Some(split)))?;
@@ -113,8 +114,8 @@ fn parts(context: &Context<'_>, config: &Config, spec: &DataSpec, found: &mut Fo
     }
 }
 
-/// Where the raw files in `slot` lie.
-fn files(context: &Context<'_>, slot: &str) -> Result<PathBuf> {
+/// The raw files in `slot`: of the hub's cache only those that the download took.
+fn files(context: &Context<'_>, slot: &str) -> Result<Source> {
     let input = context.input(slot)?;
     let artifact = input
         .artifact
@@ -124,7 +125,12 @@ fn files(context: &Context<'_>, slot: &str) -> Result<PathBuf> {
         return Err(Error::usage(format!("{:?} gives no raw files of a data set", input.stage))
             .hint("name a `download` stage with `dataset: true`"));
     };
-    context.store.locate(artifact, at)
+    let place = context.store.locate(artifact, at)?;
+    if !matches!(at, Location::Hub { .. }) {
+        return Ok(Source::Place(place));
+    }
+    let names = raw_files(context.store, artifact)?.into_iter().map(|file| file.name).collect();
+    Ok(Source::Listed(place, names))
 }
 
 fn say(context: &Context<'_>, found: &Found, parts: &Parts) {

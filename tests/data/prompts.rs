@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use qerl::data::prompt::Prompter;
+use qerl::data::read::load;
+use qerl::data::template::{BUILTINS, Form, Template};
 use qerl::data::{DataSpec, Problem};
 use qerl::math::{Verdict, grade};
 use qerl::rl::language::Language;
@@ -95,4 +97,85 @@ fn a_file_is_a_template_given_by_its_text() {
         Prompter::open(dir.path(), &inside, None).unwrap().render(&problem).unwrap(),
         prompter.render(&problem).unwrap()
     );
+}
+
+/// The built-in templates and one file for each form of answer that a prompt can ask for.
+fn templates() -> Vec<(String, Template)> {
+    let files = [
+        ("hashes", "{{ problem }}\nEnd with #### and the answer."),
+        ("phrase", "{{ problem }}\nEnd with a line `Answer:` and the answer."),
+        ("box", "{{ problem }} \\boxed{}"),
+        ("tags", "{{ problem }} <answer></answer>"),
+    ];
+    let mut all: Vec<(String, Template)> =
+        BUILTINS.iter().map(|name| ((*name).to_owned(), Template::open(&spec(name), None).unwrap())).collect();
+    all.extend(files.map(|(name, text)| (name.to_owned(), Template::open(&spec("mine.j2"), Some(text)).unwrap())));
+    all
+}
+
+/// Golds that are not graded right in the form that a template asks for. A template that asks for no form cannot be held
+/// to one.
+fn refused(problems: &[Problem]) -> Vec<String> {
+    let mut bad = Vec::new();
+    for (name, template) in templates() {
+        if template.form() == Form::Free {
+            continue;
+        }
+        for problem in problems {
+            // Alone, and behind reasoning with numbers of its own.
+            let reasoned = Problem { solution: Some("First 17 + 2, so 19 and -3.".into()), ..problem.clone() };
+            for problem in [problem, &reasoned] {
+                let ideal = template.ideal(problem);
+                if grade(&problem.answer, &ideal).verdict != Verdict::Correct {
+                    bad.push(format!("{name}: {ideal:?}"));
+                }
+            }
+        }
+    }
+    bad
+}
+
+#[test]
+fn every_gold_in_every_form_that_a_prompt_asks_for_is_right() {
+    let forms: Vec<Form> = templates().iter().map(|(_, template)| template.form()).collect();
+    for form in [Form::Tags, Form::Boxed, Form::Hashes, Form::Phrase] {
+        assert!(forms.contains(&form), "{form:?} is asked for by no template here");
+    }
+    // The labelled answers of the grader's tests hold every kind of gold.
+    let mut golds = std::collections::BTreeSet::new();
+    for file in ["kinds", "own", "more"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/grading/{file}.jsonl"));
+        for line in std::fs::read_to_string(path).unwrap().lines() {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            golds.insert(row["gold"].as_str().unwrap().to_owned());
+        }
+    }
+    golds.retain(|gold| !gold.trim().is_empty());
+    assert!(golds.len() > 400);
+    let problems: Vec<Problem> = golds.into_iter().map(|answer| Problem { answer, ..problem() }).collect();
+    let bad = refused(&problems);
+    assert!(bad.is_empty(), "{} of {}: {:#?}", bad.len(), problems.len(), &bad[..bad.len().min(20)]);
+}
+
+#[test]
+fn every_gold_of_the_real_sets_in_every_form_is_right() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
+    if !dir.is_dir() {
+        println!("skipped: there is no ../shared/data");
+        return;
+    }
+    for (builtin, file) in [
+        ("gsm8k", "gsm8k_test"),
+        ("gsm8k", "gsm8k_train"),
+        ("math500", "math500"),
+        ("aime24", "aime24"),
+        ("aime25", "aime25"),
+        ("amc23", "amc23"),
+        ("bigmath", "bigmath_sample"),
+    ] {
+        let spec = DataSpec { builtin: Some(builtin.into()), ..DataSpec::default() };
+        let problems = load(&dir.join(format!("{file}.jsonl")), &spec).unwrap();
+        let bad = refused(&problems);
+        assert!(bad.is_empty(), "{file}: {} of {}: {:#?}", bad.len(), problems.len(), &bad[..bad.len().min(20)]);
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use polars::prelude::*;
-use qerl::data::read::{load, read};
+use qerl::data::read::{Source, load, read};
 use qerl::data::{Columns, DataSpec, Problem};
 use qerl::math::{Verdict, grade};
 
@@ -129,10 +129,11 @@ fn rows_without_an_answer_are_named() {
     let many: String = (0..199).map(|i| format!("{{\"problem\": \"p{i}\", \"answer\": \"1\"}}\n")).collect();
     put(dir.path(), "big/train.jsonl", &(many + "{\"problem\": \"x\", \"answer\": \"\"}\n"));
     let mut count = 0;
-    let found = read(&dir.path().join("big"), &spec("bigmath"), &qerl::control::Cancel::new(), &mut |_| {
-        count += 1;
-        Ok(())
-    });
+    let found =
+        read(&Source::Place(dir.path().join("big")), &spec("bigmath"), &qerl::control::Cancel::new(), &mut |_| {
+            count += 1;
+            Ok(())
+        });
     let found = found.unwrap();
     assert_eq!((count, found.rows, found.left_out), (199, 200, 1));
     assert!(found.warnings[0].contains("row 200"), "{:?}", found.warnings);

@@ -47,7 +47,7 @@ fn run(root: &Path, name: &str, config: &split::Config, source: Option<Handle>) 
         inputs,
         output: output.clone(),
         work: root.join("work"),
-        store: &Store::open(root.join("store"))?,
+        store: &Store::open(root.join("store"))?.with_hub_cache(root.join("cache")),
         progress: &Quiet,
         cancel: &Cancel::new(),
         threads: 1,
@@ -164,4 +164,47 @@ fn a_source_that_keeps_its_test_apart_is_not_cut() {
     let cut = config(None, Some(Holdout { n: 2, seed: 0 }));
     let (dir, _) = run(root.path(), "cut", &cut, files("raw")).unwrap();
     assert_eq!((ids(&dir, "train").unwrap().len(), ids(&dir, "holdout").unwrap().len()), (8, 2));
+}
+
+/// The cache's folder of a commit is shared: another program may have fetched other files of the same repository.
+#[test]
+fn of_a_snapshot_only_the_files_of_the_download_are_read() {
+    let root = tempfile::tempdir().unwrap();
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let at = Location::Hub { repo: "me/mine".into(), dataset: true, commit: commit.into() };
+    let store = Store::open(root.path().join("store")).unwrap().with_hub_cache(root.path().join("cache"));
+    let snapshot = store.hub_snapshot("me/mine", true, commit).unwrap();
+    std::fs::create_dir_all(snapshot.join("extra")).unwrap();
+    let row = |i: usize| format!("{{\"problem\": \"What is {i}?\", \"answer\": \"{i}\"}}\n");
+    let put = |name: &str, rows: std::ops::Range<usize>| {
+        std::fs::write(snapshot.join(name), rows.map(row).collect::<String>()).unwrap();
+    };
+    put("train-00000-of-00001.jsonl", 0..5);
+    put("train-foreign.jsonl", 5..9);
+    put("extra/train.jsonl", 9..12);
+    std::fs::write(snapshot.join("test.parquet"), "not parquet").unwrap();
+    let manifest = |names: &[&str]| {
+        let files: Vec<_> =
+            names.iter().map(|name| serde_json::json!({"path": name, "size": 1, "git": commit})).collect();
+        let text = serde_json::json!({"repo": "me/mine", "dataset": true, "commit": commit, "files": files});
+        std::fs::write(root.path().join("manifest.json"), text.to_string()).unwrap();
+    };
+    let config = split::Config {
+        source: Some(StageRef("source".into())),
+        spec: DataSpec::default(),
+        holdout: Some(Holdout { n: 2, seed: 0 }),
+    };
+    manifest(&["README.md", "train-00000-of-00001.jsonl"]);
+    let handle = || Some(Handle::Files { at: at.clone() });
+    let (dir, output) = run(root.path(), "own", &config, handle()).unwrap();
+    assert_eq!(output.summary["files"], serde_json::json!(["train-00000-of-00001.jsonl"]));
+    assert_eq!(lines(&dir.join("all.jsonl")).len(), 5);
+    manifest(&["train-00000-of-00001.jsonl", "train-foreign.jsonl"]);
+    let (dir, _) = run(root.path(), "two", &config, handle()).unwrap();
+    assert_eq!(lines(&dir.join("all.jsonl")).len(), 9);
+    manifest(&["README.md"]);
+    assert!(run(root.path(), "none", &config, handle()).unwrap_err().to_string().contains("holds no data file"));
+    manifest(&["train-gone.jsonl"]);
+    let error = run(root.path(), "gone", &config, handle()).unwrap_err();
+    assert!(error.hint_text().unwrap().contains("fetch it again"), "{error}");
 }

@@ -25,6 +25,16 @@ impl Format {
     }
 }
 
+/// Where a set's files lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file, or a folder with all that is below it.
+    Place(PathBuf),
+    /// Just these files of a folder, by their names below it: a cache's snapshot may hold others, fetched for something
+    /// else.
+    Listed(PathBuf, Vec<String>),
+}
+
 /// A file with rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataFile {
@@ -44,24 +54,28 @@ const DESCRIPTIONS: [&str; 6] =
 const MAX_DEPTH: usize = 6;
 const MAX_FILES: usize = 20_000;
 
-/// The files of `spec.config` and `spec.split` below `root`, sorted by name; `root` itself where it is a file.
-pub fn files(root: &Path, spec: &DataSpec, set: Option<&Builtin>) -> Result<Vec<DataFile>> {
-    if root.is_file() {
-        return configured(root, spec, set);
+/// The files of `spec.config` and `spec.split` in `source`, sorted by name; the file itself where it is one.
+pub fn files(source: &Source, spec: &DataSpec, set: Option<&Builtin>) -> Result<Vec<DataFile>> {
+    if matches!(source, Source::Place(root) if root.is_file()) {
+        return configured(source, spec, set);
     }
-    let chosen = split(configured(root, spec, set)?, spec, set)?;
+    let chosen = split(configured(source, spec, set)?, spec, set)?;
     // A set in several formats is the same set several times.
     let first = chosen.iter().map(|file| file.format).min();
     Ok(chosen.into_iter().filter(|file| Some(file.format) == first).collect())
 }
 
 /// The splits that the names of the configuration's files tell.
-pub fn splits(root: &Path, spec: &DataSpec, set: Option<&Builtin>) -> Result<BTreeSet<&'static str>> {
-    Ok(configured(root, spec, set)?.iter().filter_map(DataFile::split).collect())
+pub fn splits(source: &Source, spec: &DataSpec, set: Option<&Builtin>) -> Result<BTreeSet<&'static str>> {
+    Ok(configured(source, spec, set)?.iter().filter_map(DataFile::split).collect())
 }
 
 /// The files of `spec.config`, of every split.
-fn configured(root: &Path, spec: &DataSpec, set: Option<&Builtin>) -> Result<Vec<DataFile>> {
+fn configured(source: &Source, spec: &DataSpec, set: Option<&Builtin>) -> Result<Vec<DataFile>> {
+    let root = match source {
+        Source::Place(root) => root,
+        Source::Listed(root, names) => return config(some_data(listed(root, names)?, root)?, spec, set),
+    };
     let meta = std::fs::metadata(root).map_err(|e| Error::io("read", root, e))?;
     if meta.is_file() {
         let name = root.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -72,12 +86,35 @@ fn configured(root: &Path, spec: &DataSpec, set: Option<&Builtin>) -> Result<Vec
     }
     let mut all = Vec::new();
     walk(root, "", 0, &mut all)?;
+    config(some_data(all, root)?, spec, set)
+}
+
+/// Sorted by name; an error where there are none.
+fn some_data(mut all: Vec<DataFile>, root: &Path) -> Result<Vec<DataFile>> {
     all.sort_by(|a, b| a.name.cmp(&b.name));
     if all.is_empty() {
         return Err(Error::input(format!("{} holds no data file", root.display()))
             .hint("qerl reads .parquet, .jsonl and .json (decompress others first)"));
     }
-    config(all, spec, set)
+    Ok(all)
+}
+
+/// The data files among `names`, all of which must be there.
+fn listed(root: &Path, names: &[String]) -> Result<Vec<DataFile>> {
+    let mut files = Vec::new();
+    for name in names {
+        let parts: Vec<&str> = name.split('/').collect();
+        let short = parts.last().copied().unwrap_or_default();
+        if parts.iter().any(|part| part.starts_with('.')) || DESCRIPTIONS.contains(&short) {
+            continue;
+        }
+        let Some(format) = Format::of(short) else { continue };
+        let path = root.join(name);
+        std::fs::metadata(&path)
+            .map_err(|e| Error::io("read", &path, e).hint("a part of the data set is gone: fetch it again"))?;
+        files.push(DataFile { name: name.clone(), path, format });
+    }
+    Ok(files)
 }
 
 fn walk(dir: &Path, prefix: &str, depth: usize, out: &mut Vec<DataFile>) -> Result<()> {
@@ -214,7 +251,10 @@ mod tests {
         }
         let spec =
             DataSpec { config: config.map(str::to_owned), split: split.map(str::to_owned), ..DataSpec::default() };
-        Ok(files(dir.path(), &spec, set.and_then(builtin))?.into_iter().map(|f| f.name).collect())
+        Ok(files(&Source::Place(dir.path().to_owned()), &spec, set.and_then(builtin))?
+            .into_iter()
+            .map(|f| f.name)
+            .collect())
     }
 
     const GSM8K: [&str; 5] = [

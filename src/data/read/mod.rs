@@ -9,6 +9,8 @@ mod json;
 mod parquet;
 mod row;
 
+pub use find::Source;
+
 use std::path::Path;
 
 use self::columns::Picked;
@@ -49,9 +51,9 @@ pub fn unique(spec: &DataSpec) -> bool {
     spec.builtin.as_deref().is_some_and(|name| TOLERANT.contains(&name))
 }
 
-/// Reads the problems below `root` and hands each on, in the order of the files' names and rows.
+/// Reads the problems of `source` and hands each on, in the order of the files' names and rows.
 pub fn read(
-    root: &Path,
+    source: &Source,
     spec: &DataSpec,
     cancel: &Cancel,
     each: &mut dyn FnMut(Problem) -> Result<()>,
@@ -67,7 +69,7 @@ pub fn read(
         return Err(Error::usage("n and seed belong to generated sets (arith, sums)")
             .hint("`holdout: {n, seed}` holds out part of a set that is read"));
     }
-    let files = find::files(root, spec, set)?;
+    let files = find::files(source, spec, set)?;
     let mut found = Found::default();
     let mut empty = Empty::default();
     for file in &files {
@@ -109,13 +111,13 @@ pub fn read(
     Ok(found)
 }
 
-/// The splits of a built-in set that trains on one and evaluates on another, those of them that are below `root`:
+/// The splits of a built-in set that trains on one and evaluates on another, those of them that are there:
 /// `(train, evaluation)`. `None` where the specification names a split, or the set has only one, or the files' names
 /// tell none.
-pub fn apart(root: &Path, spec: &DataSpec) -> Result<Option<(Option<&'static str>, Option<&'static str>)>> {
+pub fn apart(source: &Source, spec: &DataSpec) -> Result<Option<(Option<&'static str>, Option<&'static str>)>> {
     let set = spec.builtin.as_deref().and_then(builtin).filter(|set| set.train_split != set.eval_split);
     let Some(set) = set.filter(|_| spec.split.is_none()) else { return Ok(None) };
-    let have = find::splits(root, spec, Some(set))?;
+    let have = find::splits(source, spec, Some(set))?;
     let there = |split: &'static str| have.contains(split).then_some(split);
     Ok(match (there(set.train_split), there(set.eval_split)) {
         (None, None) => None,
@@ -126,7 +128,7 @@ pub fn apart(root: &Path, spec: &DataSpec) -> Result<Option<(Option<&'static str
 /// All problems of a set, for callers without a pipeline.
 pub fn load(root: &Path, spec: &DataSpec) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
-    read(root, spec, &Cancel::new(), &mut |problem| {
+    read(&Source::Place(root.to_owned()), spec, &Cancel::new(), &mut |problem| {
         problems.push(problem);
         Ok(())
     })?;
