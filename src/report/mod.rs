@@ -5,6 +5,7 @@
 
 mod graph;
 mod heat;
+mod live;
 mod markup;
 mod paper;
 mod plots;
@@ -21,6 +22,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 pub use graph::{Graph, Node};
+pub use live::{LivePart, live};
 pub use paper::{Paper, TABLES as PAPER_TABLES, Trained, method as paper_method};
 pub use plots::curve_metrics;
 pub use render::{TEMPLATE_FILES, Templates, html, markdown};
