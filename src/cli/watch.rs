@@ -143,7 +143,6 @@ fn plain(event: &Value, picture: &Picture) -> Result<()> {
         "said" => picture.said.last().cloned().unwrap_or_default(),
         "started" | "cached" | "finished" | "failed" | "skipped" | "stopped" | "waiting" => {
             let Some(stage) = picture.stages.iter().find(|s| s.name == name) else { return Ok(()) };
-            // The state of then: later events of the same turn have not been heard yet.
             let note = if stage.note.is_empty() { String::new() } else { format!(": {}", stage.note) };
             format!("{name}: {}{note}", stage.state)
         }

@@ -142,9 +142,17 @@ fn send(stream: &mut TcpStream, answer: &Answer, body: bool) {
     if sent.is_err() || stream.shutdown(Shutdown::Write).is_err() {
         return;
     }
-    // Closing with unread bytes would reset the connection and take the answer with it.
-    let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
+    // Closing with unread bytes would reset the connection and take the answer with it. A sender that drips on and on
+    // is not waited for.
+    let deadline = Instant::now() + Duration::from_millis(200);
     let mut rest = [0u8; 2048];
-    let mut taken = 0;
-    while taken < LONGEST_HEAD && matches!(stream.read(&mut rest), Ok(n) if n > 0 && { taken += n; true }) {}
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero()
+            || stream.set_read_timeout(Some(left)).is_err()
+            || !matches!(stream.read(&mut rest), Ok(n) if n > 0)
+        {
+            return;
+        }
+    }
 }
