@@ -1,6 +1,7 @@
 //! The report stage over a made-up store: four variants, two seeds, one training that failed.
 
 #[path = "report/browser.rs"]
+#[allow(dead_code, reason = "the live page's tests use the rest")]
 mod browser;
 
 use std::collections::BTreeMap;
