@@ -1,6 +1,7 @@
 //! The report stage over a made-up store: four variants, two seeds, one training that failed.
 
 #[path = "report/browser.rs"]
+#[allow(dead_code, reason = "the live page's tests use the rest")]
 mod browser;
 
 use std::collections::BTreeMap;
@@ -108,6 +109,18 @@ fn evaluation(right: &dyn Fn(usize) -> bool) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// errors.json of two layers with two projections each; one name is hostile.
+fn errors(error: f64) -> Vec<u8> {
+    let layer = |name: &str, factor: f64| json!({"layer": name, "relative_frobenius": error * factor});
+    let layers = [
+        layer("model.layers.0.self_attn.q_proj", 1.0),
+        layer("model.layers.0.mlp.<b>|_proj", 1.5),
+        layer("model.layers.1.self_attn.q_proj", 1.25),
+        layer("model.layers.1.mlp.<b>|_proj", 2.0),
+    ];
+    json!({"format": "x", "relative_frobenius": error, "layers": layers}).to_string().into_bytes()
+}
+
 fn before(i: usize) -> bool {
     i.is_multiple_of(4)
 }
@@ -144,7 +157,9 @@ fn experiment(store: &Store) -> Vec<Input> {
             store,
             model(),
             Made {
-                files: vec![("weights", format.into())],
+                files: std::iter::once(("weights", format.into()))
+                    .chain((error > 0.0).then(|| ("errors.json", errors(error))))
+                    .collect(),
                 summary: json!({"format": format, "bytes_before": 4_000_000, "bytes_after": size, "ratio": 1.0,
                 "relative_frobenius": error}),
                 ..plain(
@@ -199,7 +214,7 @@ fn experiment(store: &Store) -> Vec<Input> {
                     let mut line = json!({"step": step, "reward": 0.1 * f64::from(step) + 0.05 * s as f64 + 0.03 * v as f64, "entropy": 0.5,
                         "rollout/accuracy": 0.25, "completions/mean_length": 12.0, "aqn/sigma": 0.0, "kl": null,
                         "rollout/tok_s": 1000.0 + 100.0 * f64::from(step), "train/tok_s": 500.0 + v as f64,
-                        "step_time": 0.25, "memory/peak_gib": 0.5});
+                        "step_time": 0.25, "time/rollout": 0.125, "time/update": 0.0625 + 0.03125 * s as f64, "memory/peak_gib": 0.5});
                     if label == "nvfp4-aqn" {
                         line["aqn/sigma"] = json!(0.01 / f64::from(step));
                     }
@@ -329,6 +344,17 @@ fn every_figure_stands_in_the_tables() {
         "train 2.3 min, eval 3.0 s, lora 2.0 s",
     ];
     assert_eq!(cost, want);
+
+    // Time by phase: updates of 62.5 and 93.75 ms over the two seeds, steps of 250 ms.
+    let time = row(&text, "Time of a step", "nf4-lora");
+    assert_eq!(time, ["nf4-lora", "0.125 s (50%)", "0.078 s (31%)", "0.047 s (19%)", "0.250 s"]);
+    assert!(page.contains("aria-label=\"Time of a step by phase\""));
+    // Quantization by layer: nf4 apart, the two nvfp4 rows together, bf16 not at all.
+    let layers = row(&text, "Quantization error by layer", "nvfp4-lora, nvfp4-aqn");
+    assert_eq!(layers[1..4], ["0.0951", "0.1070", "0.1664"]);
+    assert_eq!(layers[4].trim_end_matches(" |"), "0.1902, model.layers.1.mlp.&lt;b&gt;\\|_proj");
+    assert_eq!(row(&text, "Quantization error by layer", "nf4-lora")[1], "0.0912");
+    assert!(page.contains("aria-label=\"Quantization error by layer\"") && page.contains("nf4-lora, 1: 0.1482"));
 
     // Differences and warnings.
     assert!(text.contains("- nvfp4-lora: `quantize.format: bf16 -> nvfp4`, `train.lr: 5e-4 -> 1e-3`\n"), "{text}");
@@ -526,8 +552,16 @@ fn the_tables_can_be_recomputed_from_the_parquet() {
     let (a, b) = (share("nvfp4-aqn"), share("nvfp4-lora"));
     let difference = (a.iter().sum::<u64>() as f64 - b.iter().sum::<u64>() as f64) / a.len() as f64;
     assert_eq!(row(&text, "Comparisons", "nvfp4-aqn − nvfp4-lora")[3], format!("{:+.1}", difference * 100.0));
+    let errors = read("quantization.parquet");
+    let (owners, layers) = (texts(&errors, "row"), texts(&errors, "layer"));
+    let own = (0..owners.len()).filter(|&i| owners[i] == "nf4-lora" && layers[i].ends_with("q_proj"));
+    let column = errors.column("relative_frobenius").unwrap().f64().unwrap();
+    let values: Vec<f64> = own.map(|i| column.get(i).unwrap()).collect();
+    assert_eq!(values.len(), 2);
+    let shown = row(&text, "Quantization error by layer", "nf4-lora")[2];
+    assert_eq!(shown, format!("{:.4}", values.iter().sum::<f64>() / 2.0));
     // csv and parquet hold the same lines.
-    for name in ["accuracy", "answers", "curves", "comparisons"] {
+    for name in ["accuracy", "answers", "curves", "comparisons", "quantization"] {
         let csv = std::fs::read_to_string(out.join(format!("{name}.csv"))).unwrap();
         assert_eq!(csv.lines().count() - 1, read(&format!("{name}.parquet")).height(), "{name}");
     }

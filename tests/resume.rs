@@ -97,7 +97,8 @@ fn metrics(path: &Path) -> Vec<Value> {
     let whole = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     whole
         .map(|mut record| {
-            for timed in ["step_time", "rollout/tok_s", "train/tok_s", "memory/peak_gib"] {
+            for timed in ["step_time", "time/rollout", "time/update", "rollout/tok_s", "train/tok_s", "memory/peak_gib"]
+            {
                 record.as_object_mut().unwrap().remove(timed);
             }
             record

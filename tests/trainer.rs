@@ -142,7 +142,7 @@ fn bits(engine: &Fake) -> Vec<u32> {
 }
 
 fn figures(finished: &Finished) -> Vec<String> {
-    let timed = ["step_time", "rollout/tok_s", "train/tok_s"];
+    let timed = ["step_time", "time/rollout", "time/update", "rollout/tok_s", "train/tok_s"];
     metrics::read(&finished.metrics)
         .unwrap()
         .into_iter()

@@ -34,6 +34,7 @@ mod selftest;
 mod slurm;
 mod text_model;
 mod validate;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -71,6 +72,7 @@ enum Command {
     Path(path::Args),
     Report(report::Args),
     Runs(runs::Args),
+    Watch(watch::Args),
     Diff(diff::Args),
     Reproduce(reproduce::Args),
     // Single steps.
@@ -109,6 +111,7 @@ pub fn main() -> ExitCode {
         Command::Path(args) => path::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Runs(args) => runs::run(&args),
+        Command::Watch(args) => watch::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),
         Command::Bench(args) => bench::run(&args),

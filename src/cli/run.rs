@@ -52,6 +52,12 @@ pub struct Args {
     /// Command that gets the figures of every training step as JSON lines on stdin
     #[arg(long, value_name = "CMD")]
     metrics_hook: Option<String>,
+    /// Show the curves of the run in a browser while it goes on: 127.0.0.1:8080; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    live: Option<String>,
+    /// Let --live take an address that other machines reach; whoever does so sees the run
+    #[arg(long, requires = "live")]
+    live_anyone: bool,
     /// A program (with arguments, no shell) that gets a JSON object when a stage failed or diverged, and at the end
     #[arg(long, value_name = "CMD")]
     notify: Option<String>,
@@ -84,13 +90,25 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(crate::Error::usage("--metrics-hook hears the stages of this machine only")
             .hint("leave it out with --executor slurm, or use --notify, which every job calls"));
     }
+    if args.executor == Where::Slurm && args.live.is_some() {
+        return Err(crate::Error::usage("--live hears the stages of this machine only")
+            .hint("leave it out with --executor slurm; `qerl slurm` says how the jobs stand"));
+    }
+    let live = match args.live.as_deref().filter(|_| !args.dry_run) {
+        Some(address) => Some(run::live::Live::start(address, args.live_anyone, &store)?),
+        None => None,
+    };
     let notify = args.notify.as_deref().map(run::notify::command).unwrap_or_default();
     let shown = listener(args.json);
     let hook = match args.metrics_hook.as_deref().filter(|_| !args.dry_run) {
         Some(command) => Some(run::MetricsHook::start(command)?),
         None => None,
     };
-    let hooked = run::Hooked { inner: shown.as_ref(), hook: hook.as_ref() };
+    if let Some(live) = &live {
+        shown.hear(&run::Event::Said { name: None, line: format!("live: {}", live.url()) });
+    }
+    let paged = run::live::Shown { inner: shown.as_ref(), live: live.as_ref() };
+    let hooked = run::Hooked { inner: &paged, hook: hook.as_ref() };
     // Jobs tell by themselves how they went.
     let told = if args.executor == Where::Slurm { Vec::new() } else { notify.clone() };
     let listener = run::notify::Notifier::new(&hooked, told);

@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use serde_json::{Value, json};
+
 use super::markup::escape;
+use super::view::cell;
+use super::{Data, Row};
 
 /// One cell's place and value.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,8 +21,23 @@ const CELL: f64 = 62.0;
 const HIGH: f64 = 34.0;
 const NAMES: f64 = 130.0;
 
+/// A heat map per data set where several axes vary.
+pub(super) fn view(data: &Data) -> Vec<Value> {
+    let Some(last) = data.stages.last() else { return Vec::new() };
+    let plot = |dataset: &String| {
+        let spot = |row: &Row| {
+            let value = cell(row, last, dataset).map(|c| c.accuracy);
+            Spot { point: row.point.clone(), value }
+        };
+        let spots: Vec<Spot> = data.rows.iter().map(spot).collect();
+        let title = format!("{dataset} {last}, pass@1 in percent");
+        map(&title, &spots).map(|svg| json!({ "title": title, "svg": svg }))
+    };
+    data.datasets.iter().filter_map(plot).collect()
+}
+
 /// Axes with several labels, in their order, and the labels in the order of the spots.
-fn axes(spots: &[Spot]) -> Vec<(&str, Vec<&str>)> {
+pub(super) fn axes(spots: &[Spot]) -> Vec<(&str, Vec<&str>)> {
     let mut found: Vec<(&str, Vec<&str>)> = Vec::new();
     for (axis, label) in spots.iter().flat_map(|s| &s.point) {
         let index = found.iter().position(|f| f.0 == axis).unwrap_or_else(|| {

@@ -5,8 +5,12 @@
 
 mod graph;
 mod heat;
+mod layers;
+mod live;
 mod markup;
 mod paper;
+mod parallel;
+mod phases;
 mod plots;
 mod render;
 mod svg;
@@ -18,9 +22,10 @@ mod view;
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use graph::{Graph, Node};
+pub use live::{LivePart, live};
 pub use paper::{Paper, TABLES as PAPER_TABLES, Trained, method as paper_method};
 pub use plots::curve_metrics;
 pub use render::{TEMPLATE_FILES, Templates, html, markdown};
@@ -133,8 +138,19 @@ pub struct Row {
     /// Metric name -> its course over the steps.
     pub curves: BTreeMap<String, Vec<Point>>,
     pub cost: Cost,
+    /// Error of the quantization, one per quantized tensor in the order of the model; empty for bf16.
+    pub layer_errors: Vec<LayerError>,
     /// Gathered points of this row that failed or were skipped.
     pub failed: usize,
+}
+
+/// What rounding did to one tensor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerError {
+    /// `model.layers.0.self_attn.q_proj`.
+    pub layer: String,
+    /// |W - Q(W)| / |W| (Frobenius).
+    pub relative_frobenius: f64,
 }
 
 /// A metric at one step, over the points of the `over` axis. NaN is a gap.
@@ -188,6 +204,8 @@ pub struct Cost {
     /// Wall time of everything behind the row, each artifact once.
     pub all_seconds: Option<f64>,
     pub steps: Option<u64>,
+    /// Mean seconds of a step, by phase: they add up to the mean step. Empty where the trainings did not record them.
+    pub step_phases: Vec<(&'static str, f64)>,
     /// Kind of stage -> wall time of everything of that kind behind the row.
     pub phases: BTreeMap<&'static str, f64>,
 }

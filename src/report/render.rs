@@ -10,6 +10,7 @@ use super::{Data, markup, view};
 use crate::{Error, Result};
 
 const HTML: &str = include_str!("../../templates/report.html.j2");
+const STYLE: &str = include_str!("../../templates/style.css.j2");
 const MARKDOWN: &str = include_str!("../../templates/report.md.j2");
 
 /// Templates that replace the built-in ones.
@@ -53,6 +54,11 @@ pub fn markdown(data: &Data, templates: &Templates) -> Result<String> {
 }
 
 fn render(name: &str, template: &str, data: &Data) -> Result<String> {
+    page(name, template, view::page(data))
+}
+
+/// `template` with `value`: HTML is escaped where `name` ends so; `style.css` can be included.
+pub(super) fn page(name: &str, template: &str, value: serde_json::Value) -> Result<String> {
     let broken = |e: minijinja::Error| Error::failed(format!("the template of {name} failed: {e}"));
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).build().map_err(broken)?);
@@ -66,9 +72,10 @@ fn render(name: &str, template: &str, data: &Data) -> Result<String> {
     environment.add_filter("fenced", |text: String| markup::fenced(&text));
     environment.add_filter("num", number);
     environment.set_fuel(Some(50_000_000));
+    environment.add_template("style.css", STYLE).map_err(broken)?;
     environment.add_template(name, template).map_err(broken)?;
     let template = environment.get_template(name).map_err(broken)?;
-    template.render(Serde(view::page(data))).map_err(broken)
+    template.render(Serde(value)).map_err(broken)
 }
 
 /// A float without binary dust: 0.949999988079071 (an f32) is 0.95.

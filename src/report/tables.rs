@@ -8,12 +8,13 @@ use polars::prelude::{Column, CsvWriter, DataFrame, NamedFrom, ParquetWriter, Se
 use super::Data;
 use crate::{Error, Result};
 
-/// Names without their ending: accuracy per evaluation, answers per question, curves per step, paired comparisons.
-pub const NAMES: [&str; 4] = ["accuracy", "answers", "curves", "comparisons"];
+/// Names without their ending: accuracy per evaluation, answers per question, curves per step, paired comparisons,
+/// quantization errors per tensor.
+pub const NAMES: [&str; 5] = ["accuracy", "answers", "curves", "comparisons", "quantization"];
 
 /// Writes every table of [`NAMES`] into `folder`; gives the files' names.
 pub fn write(data: &Data, folder: &Path) -> Result<Vec<String>> {
-    let frames = [accuracy(data)?, answers(data)?, curves(data)?, comparisons(data)?];
+    let frames = [accuracy(data)?, answers(data)?, curves(data)?, comparisons(data)?, quantization(data)?];
     let mut files = Vec::new();
     for (name, mut frame) in NAMES.into_iter().zip(frames) {
         for ending in ["parquet", "csv"] {
@@ -140,6 +141,19 @@ fn comparisons(data: &Data) -> Result<DataFrame> {
             counts("only_a", all().map(|c| c.gained)),
             counts("only_b", all().map(|c| c.lost)),
             floats("p", all().map(|c| c.p_value)),
+        ],
+    )
+}
+
+/// One line per row and quantized tensor.
+fn quantization(data: &Data) -> Result<DataFrame> {
+    let all = || data.rows.iter().flat_map(|r| r.layer_errors.iter().map(move |e| (r, e)));
+    frame(
+        all().count(),
+        vec![
+            texts("row", all().map(|(r, _)| r.label.as_str())),
+            texts("layer", all().map(|(_, e)| e.layer.as_str())),
+            floats("relative_frobenius", all().map(|(_, e)| e.relative_frobenius)),
         ],
     )
 }

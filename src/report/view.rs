@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::heat::{self, Spot};
 use super::plots::{facets, plots};
 use super::svg::COLORS;
 use super::verdict::verdict;
-use super::{Against, Cell, Comparison, Data, Row, markup, paper};
+use super::{Against, Cell, Comparison, Data, Row, heat, layers, markup, paper, parallel, phases};
 use crate::eval::stats;
 
 /// What stands where there is no figure.
@@ -162,13 +161,16 @@ pub fn page(data: &Data) -> Value {
         "weights": data.rows.iter().any(|r| weights(r).is_some()),
         "plots": plots(data),
         "facets": facets(data),
-        "heat": heat_maps(data),
+        "heat": heat::view(data),
+        "parallel": parallel::view(data),
         "graph": data.graph.svg(),
         "ranking": ranking(data),
         "flips": flips(data),
         "comparisons": comparisons,
         "per_point": data.comparisons.iter().any(|c| !c.per_point.is_empty()),
         "costs": costs(data),
+        "layers": layers::view(data),
+        "phases": phases::view(data),
         "has_differences": data.rows.iter().any(|r| !r.differences.is_empty()),
         "quality": quality(data),
         "paper": data.paper.as_ref().map(|paper| beside(paper, data)),
@@ -235,21 +237,6 @@ fn flips(data: &Data) -> Vec<Value> {
         })
     };
     data.flips.iter().map(row).collect()
-}
-
-/// A heat map per data set where several axes vary.
-fn heat_maps(data: &Data) -> Vec<Value> {
-    let Some(last) = data.stages.last() else { return Vec::new() };
-    let map = |dataset: &String| {
-        let spot = |row: &Row| {
-            let value = cell(row, last, dataset).map(|c| c.accuracy);
-            Spot { point: row.point.clone(), value }
-        };
-        let spots: Vec<Spot> = data.rows.iter().map(spot).collect();
-        let title = format!("{dataset} {last}, pass@1 in percent");
-        heat::map(&title, &spots).map(|svg| json!({ "title": title, "svg": svg }))
-    };
-    data.datasets.iter().filter_map(map).collect()
 }
 
 /// What the report compares, in one sentence.
@@ -386,7 +373,7 @@ fn costs(data: &Data) -> Option<Value> {
         ("s / step", |r| r.cost.seconds_per_step.map(|v| format!("{v:.2}"))),
         ("training", |r| r.cost.train_seconds.map(seconds)),
         ("all stages", |r| r.cost.all_seconds.map(seconds)),
-        ("by kind of stage", phases),
+        ("by kind of stage", kinds),
     ];
     let present: Vec<_> = all.iter().filter(|(_, get)| data.rows.iter().any(|r| get(r).is_some())).collect();
     if present.is_empty() {
@@ -407,7 +394,7 @@ fn costs(data: &Data) -> Option<Value> {
 }
 
 /// The kinds of stages that took longest, longest first.
-fn phases(row: &Row) -> Option<String> {
+fn kinds(row: &Row) -> Option<String> {
     const SHOWN: usize = 3;
     let mut all: Vec<(&str, f64)> = row.cost.phases.iter().map(|(kind, s)| (*kind, *s)).filter(|p| p.1 > 0.0).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));

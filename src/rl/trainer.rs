@@ -145,7 +145,8 @@ impl Trainer<'_> {
         let rollout = source.rollout(self.engine, &mut self.rewards, order, counters.cursor)?;
         self.measure_noise(&mut noise, &rollout)?;
         let mut shared = self.prepare(&noise, &rollout)?;
-        let base = self.describe(&rollout, &shared, &noise);
+        let mut base = self.describe(&rollout, &shared, &noise);
+        base.set("time/rollout", rollout.seconds);
 
         // From here on the parameters change: the updates on one rollout are finished, then a stop is looked at.
         counters.cursor += rollout.taken;
@@ -162,6 +163,9 @@ impl Trainer<'_> {
                 counters.stopped = Some(format!("{reason} for {} steps in a row", counters.bad_streak));
             }
             let mut record = self.record(&base, counters, &update);
+            record.set("time/update", update.seconds);
+            // The rollout belongs to the first update on it, as in step_time.
+            base.set("time/rollout", 0.0);
             record.set("step_time", lap.elapsed().as_secs_f64());
             lap = Instant::now();
             let last = counters.step == first + updates || counters.stopped.is_some();

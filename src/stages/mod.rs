@@ -72,7 +72,7 @@ impl Kind {
     /// Raised whenever the same configuration and inputs would give other outputs.
     pub fn version(self) -> u32 {
         match self {
-            Self::Report => 2,
+            Self::Report => 3,
             _ => 1,
         }
     }

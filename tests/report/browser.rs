@@ -97,3 +97,34 @@ pub fn check(page: &Path, tables: usize, plots: usize) {
         assert!((ground - ink).abs() > 150.0, "{size}: contrast: {facts}");
     }
 }
+
+/// A page of a server that was open for some seconds.
+pub struct Visit {
+    pub dom: String,
+    pub console: Vec<String>,
+    /// Its script has fetched something after loading.
+    pub asked_again: bool,
+}
+
+/// Opens `url` (of this machine: every name is unknown to the browser); `None` where there is no browser.
+pub fn visit(url: &str) -> Option<Visit> {
+    let browser = chromium()?;
+    let home = tempfile::tempdir().unwrap();
+    let net = home.path().join("net.json");
+    let output = Command::new(browser)
+        .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
+        .args(["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"])
+        .args(["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--virtual-time-budget=6000", "--dump-dom"])
+        .arg(format!("--log-net-log={}", net.display()))
+        .arg(format!("--user-data-dir={}", home.path().join("profile").display()))
+        .arg(url)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    Some(Visit {
+        dom: String::from_utf8_lossy(&output.stdout).into_owned(),
+        console: log.lines().filter(|l| l.contains("CONSOLE")).map(str::to_owned).collect(),
+        asked_again: std::fs::read_to_string(net).unwrap_or_default().contains("/curves"),
+    })
+}

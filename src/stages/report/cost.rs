@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::Result;
 use crate::eval::stats;
-use crate::report::{Cost, Point};
+use crate::report::{Cost, LayerError, Point};
 use crate::rl::metrics;
 use crate::stages::Kind;
 use crate::store::Artifact;
+use crate::{Error, Result};
 
 type Records = Vec<Map<String, Value>>;
 
@@ -49,6 +49,20 @@ pub(super) fn read(latest: &[Vec<Artifact>], all: &[Vec<Artifact>]) -> Result<(C
     Ok((cost, curves))
 }
 
+/// errors.json of the quantization nearest to the row's last evaluations; none for bf16, or where it left none.
+pub(super) fn layer_errors(latest: &[Vec<Artifact>]) -> Result<Vec<LayerError>> {
+    #[derive(serde::Deserialize)]
+    struct Errors {
+        layers: Vec<LayerError>,
+    }
+    let found = latest.iter().find_map(|lineage| lineage.iter().find(|a| a.meta.kind == Kind::Quantize));
+    let Some(path) = found.map(|a| a.dir.join("errors.json")).filter(|p| p.is_file()) else { return Ok(Vec::new()) };
+    let text = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    let errors: Errors = serde_json::from_slice(&text)
+        .map_err(|e| Error::input(format!("{} is not a list of errors", path.display())).caused_by(e))?;
+    Ok(errors.layers)
+}
+
 /// A training that left no metrics (restored without its undeclared files) has no curves.
 fn read_metrics(dir: &Path) -> Result<Records> {
     let path = dir.join("metrics.jsonl");
@@ -75,6 +89,22 @@ fn curve(runs: &[Records], metric: &str) -> Vec<Point> {
     steps.into_iter().map(point).collect()
 }
 
+/// Means, because they add up. Steps of trainings that recorded no phases are left out.
+fn phases(runs: &[Records]) -> Vec<(&'static str, f64)> {
+    let get = |r: &Map<String, Value>, key: &str| r.get(key).and_then(Value::as_f64);
+    let step = |r| Some((get(r, "time/rollout")?, get(r, "time/update")?, get(r, "step_time")?));
+    let steps: Vec<(f64, f64, f64)> = runs.iter().flatten().filter_map(step).collect();
+    if steps.is_empty() {
+        return Vec::new();
+    }
+    let mean = |value: fn(&(f64, f64, f64)) -> f64| stats::mean(&steps.iter().map(value).collect::<Vec<_>>());
+    vec![
+        ("rollout and rewards", mean(|s| s.0)),
+        ("update", mean(|s| s.1)),
+        ("rest", mean(|s| (s.2 - s.0 - s.1).max(0.0))),
+    ]
+}
+
 /// Medians, because the first steps pay for cold caches.
 fn rates(cost: &mut Cost, runs: &[Records]) {
     let values = |metric: &str| {
@@ -91,6 +121,7 @@ fn rates(cost: &mut Cost, runs: &[Records]) {
     cost.train_tokens_per_second = median("train/tok_s");
     cost.seconds_per_step = median("step_time");
     cost.peak_gib = values("memory/peak_gib").into_iter().reduce(f64::max);
+    cost.step_phases = phases(runs);
     cost.steps = runs.iter().map(|r| r.len() as u64).max().filter(|n| *n > 0);
 }
 
@@ -118,5 +149,16 @@ mod tests {
         rates(&mut cost, &[run(&[900.0.into(), 10.0.into(), 30.0.into()]), run(&[20.0.into()])]);
         assert_eq!(cost.rollout_tokens_per_second, Some(25.0));
         assert_eq!((cost.train_tokens_per_second, cost.steps), (None, Some(3)));
+    }
+
+    #[test]
+    fn phases_are_means_that_add_up_to_the_step() {
+        let step = |a: f64, b: f64, all: f64| {
+            let line = serde_json::json!({"step": 1, "time/rollout": a, "time/update": b, "step_time": all});
+            line.as_object().cloned().unwrap_or_default()
+        };
+        let got = phases(&[vec![step(2.0, 1.0, 3.5), step(0.0, 1.0, 1.0)], run(&[1.0.into()])]);
+        assert_eq!(got, [("rollout and rewards", 1.0), ("update", 1.0), ("rest", 0.25)]);
+        assert_eq!(phases(&[run(&[1.0.into()])]), []);
     }
 }

@@ -291,6 +291,7 @@ fn fill_row(gathered: &Gathered<'_>, index: usize, inputs: &[&Input], data: &Dat
     row.format = latest.iter().find_map(|e| e.lineage.setting("quantize.format").map(str::to_owned));
     let lineages =
         |evaluations: &[&Evaluation<'_>]| evaluations.iter().map(|e| e.lineage.all.clone()).collect::<Vec<_>>();
+    row.layer_errors = cost::layer_errors(&lineages(&latest))?;
     (row.cost, row.curves) = cost::read(&lineages(&latest), &lineages(&all))?;
     Ok(row)
 }
