@@ -9,6 +9,7 @@ mod diff;
 mod doctor;
 mod eval;
 mod exec_stage;
+mod export;
 mod generate;
 mod grade;
 mod graph;
@@ -74,6 +75,7 @@ enum Command {
     Reproduce(reproduce::Args),
     // Single steps.
     Quantize(quantize::Args),
+    Export(export::Args),
     Generate(generate::Args),
     Score(score::Args),
     Chat(chat::Args),
@@ -113,6 +115,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Chat(args) => chat::run(&args),

@@ -44,13 +44,18 @@ pub fn write_dense(
         writer.write(&tensor.name, &bytes)?;
     }
     let mut files = writer.finish()?;
+    write_config(dir, &plain_config(config_json, torch_dtype))?;
+    files.push("config.json".to_owned());
+    Ok(files)
+}
+
+/// The config of the same model unquantized, in `torch_dtype`.
+pub(super) fn plain_config(config_json: &Map<String, Value>, torch_dtype: &str) -> Map<String, Value> {
     let mut json = config_json.clone();
     json.remove("quantization_config");
     let key = if json.contains_key("dtype") { "dtype" } else { "torch_dtype" };
     json.insert(key.to_owned(), Value::from(torch_dtype));
-    write_config(dir, &json)?;
-    files.push("config.json".to_owned());
-    Ok(files)
+    json
 }
 
 /// config.json with its keys in order.

@@ -1,4 +1,4 @@
-//! GGML's block formats: 32 weights with one or two f16 factors.
+//! GGML's block formats: 32 weights with one or two f16 factors, or 256 with factors of factors (the K formats).
 
 use half::{bf16, f16};
 
@@ -15,18 +15,20 @@ pub enum Kind {
     Q4_1,
     /// q * d
     Q8_0,
+    /// 256 weights: 6-bit scales and minima per 32, (q * (d * scale)) - dmin * minimum
+    Q4K,
+    /// 256 weights: 8-bit scales per 16, (q - 32) * (d * scale)
+    Q6K,
 }
 
 /// Names by GGML's number, for errors.
-const NAMES: [(u32, &str); 16] = [
+const NAMES: [(u32, &str); 14] = [
     (6, "Q5_0"),
     (7, "Q5_1"),
     (9, "Q8_1"),
     (10, "Q2_K"),
     (11, "Q3_K"),
-    (12, "Q4_K"),
     (13, "Q5_K"),
-    (14, "Q6_K"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
@@ -39,6 +41,9 @@ const NAMES: [(u32, &str); 16] = [
 
 const BLOCK: usize = 32;
 
+/// Weights of a block of the K formats.
+const SUPER: usize = 256;
+
 impl Kind {
     pub fn parse(number: u32) -> Result<Self> {
         Ok(match number {
@@ -47,12 +52,14 @@ impl Kind {
             2 => Self::Q4_0,
             3 => Self::Q4_1,
             8 => Self::Q8_0,
+            12 => Self::Q4K,
+            14 => Self::Q6K,
             30 => Self::Bf16,
             other => {
                 let name = NAMES.iter().find(|(number, _)| *number == other).map(|(_, name)| (*name).to_owned());
                 let name = name.unwrap_or_else(|| format!("type {other}"));
                 return Err(Error::input(format!("{name} is not imported"))
-                    .hint("imported are F32, F16, BF16, Q8_0, Q4_0 and Q4_1"));
+                    .hint("imported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K"));
             }
         })
     }
@@ -65,6 +72,8 @@ impl Kind {
             Self::Q4_0 => (BLOCK, 18),
             Self::Q4_1 => (BLOCK, 20),
             Self::Q8_0 => (BLOCK, 34),
+            Self::Q4K => (SUPER, 144),
+            Self::Q6K => (SUPER, 210),
         }
     }
 
@@ -103,10 +112,45 @@ impl Kind {
                     let scale = half(block, 0);
                     out.extend(block[2..].iter().map(|q| f32::from(*q as i8) * scale));
                 }
+                Self::Q4K => {
+                    let (scale, least) = (half(block, 0), half(block, 2));
+                    for (pair, codes) in block[16..].chunks_exact(32).enumerate() {
+                        for (side, shift) in [(0, 0), (1, 4)] {
+                            let (factor, minimum) = six_bits(&block[4..16], 2 * pair + side);
+                            let (factor, minimum) = (scale * factor, least * minimum);
+                            out.extend(codes.iter().map(|q| factor * f32::from(q >> shift & 15) - minimum));
+                        }
+                    }
+                }
+                Self::Q6K => {
+                    let scale = half(block, 208);
+                    for part in 0..2 {
+                        let low = &block[64 * part..64 * part + 64];
+                        let high = &block[128 + 32 * part..160 + 32 * part];
+                        for quarter in 0..4 {
+                            for i in 0..32 {
+                                let nibble = low[i + 32 * (quarter % 2)] >> (4 * (quarter / 2)) & 15;
+                                let code = nibble | (high[i] >> (2 * quarter) & 3) << 4;
+                                let factor = block[192 + 8 * part + 2 * quarter + i / 16] as i8;
+                                out.push(scale * f32::from(factor) * (f32::from(code) - 32.0));
+                            }
+                        }
+                    }
+                }
             }
         }
         out
     }
+}
+
+/// Scale and minimum of group `index` (of 8) out of Q4_K's 12 bytes: the last four groups' upper two bits lie in the
+/// first eight bytes (ggml's get_scale_min_k4).
+fn six_bits(bytes: &[u8], index: usize) -> (f32, f32) {
+    let (scale, minimum) = match index {
+        0..4 => (bytes[index] & 63, bytes[index + 4] & 63),
+        _ => (bytes[index + 4] & 15 | bytes[index - 4] >> 6 << 4, bytes[index + 4] >> 4 | bytes[index] >> 6 << 4),
+    };
+    (f32::from(scale), f32::from(minimum))
 }
 
 #[cfg(test)]
@@ -126,5 +170,28 @@ mod tests {
         let q8_0 = Kind::Q8_0.dequantize(&[&two[..], &bytes].concat());
         assert_eq!((q8_0[0], q8_0[16], q8_0[31]), (-32.0, 0.0, 30.0));
         assert_eq!(Kind::Bf16.dequantize(&[0xc0, 0x3f]), [1.5]);
+    }
+
+    /// Expected values: `gguf.quants.dequantize` (gguf 0.19) on the same bytes.
+    #[test]
+    fn k_blocks_decode_as_the_gguf_package_does() {
+        let bytes = |count: usize| -> Vec<u8> { (0..count).map(|i| ((i * 37 + 11) % 256) as u8).collect() };
+        let places = [0, 1, 31, 32, 63, 64, 127, 128, 160, 200, 255];
+        let check = |kind: Kind, block: &[u8], want: [f32; 11], sum: f64, weighted: f64| {
+            let values = kind.dequantize(block);
+            assert_eq!(places.map(|at| values[at]), want);
+            assert_eq!(values.iter().map(|x| f64::from(*x)).sum::<f64>(), sum);
+            let each = values.iter().enumerate();
+            assert_eq!(each.map(|(i, x)| i as f64 * f64::from(*x)).sum::<f64>(), weighted);
+        };
+        let mut q4 = bytes(144);
+        q4[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+        q4[2..4].copy_from_slice(&f16::from_f32(0.25).to_le_bytes());
+        let want = [157.75, -12.75, 80.25, 4.0, 20.0, 210.25, 40.5, 211.5, 262.5, 69.25, 24.25];
+        check(Kind::Q4K, &q4, want, 27220.0, 3759200.0);
+        let mut q6 = bytes(210);
+        q6[208..].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+        let want = [-715.5, 848.0, -48.0, 115.5, -290.0, -1520.0, 750.0, -175.5, 335.5, 544.5, -30.0];
+        check(Kind::Q6K, &q6, want, 2306.0, 389904.0);
     }
 }

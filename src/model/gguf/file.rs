@@ -149,7 +149,7 @@ fn parse(bytes: &[u8]) -> Result<Parsed> {
         let wrong = |what: String| damaged(format!("tensor {name:?} {what}"));
         let kind = Kind::parse(kind).map_err(|e| e.within(format!("tensor {name:?}")))?;
         let size = kind.bytes(&shape).ok_or_else(|| wrong(format!("of {kind:?} cannot have shape {shape:?}")))?;
-        let end = offset.checked_add(size).filter(|end| *end <= room);
+        let end = offset.checked_add(size).filter(|end| *end <= room && start <= bytes.len());
         let end = end.ok_or_else(|| wrong(format!("({size} bytes at {offset}) lies outside of the file")))?;
         let entry = Entry { kind, shape, start: start + offset, end: start + end };
         if found.insert(name.clone(), entry).is_some() {
@@ -306,7 +306,8 @@ mod tests {
             (file(&[u64::MAX, 8], 0, 0), "\"w\""),
             (file(&[1 << 40, 1 << 40], 0, 0), "\"w\""),
             (file(&[31], 2, 0), "cannot have shape"),
-            (file(&[32], 12, 0), "Q4_K"),
+            (file(&[32], 13, 0), "Q5_K"),
+            (file(&[32], 12, 0), "cannot have shape"),
             (file(&[1; 5], 0, 0), "5 dimensions"),
             (b"GGML".to_vec(), "not a GGUF"),
         ];

@@ -1,4 +1,4 @@
-//! Import of GGUF files (Llama and Qwen2) into a Hugging Face folder.
+//! Import of GGUF files (Llama, Qwen2 and Qwen3) into a Hugging Face folder.
 
 mod blocks;
 mod file;
@@ -34,6 +34,14 @@ pub fn import(path: &Path, out: &Path, progress: &dyn Progress, cancel: &Cancel)
     let config = ModelConfig::parse(&config_json).map_err(named)?;
     let tokenizer = tokenizer::files(&file).map_err(named)?;
     let dtype = dtype(&file);
+    // Checked before the names are listed: the claim alone could ask for gigabytes of them.
+    let (layers, have) = (config.num_layers, file.names().count());
+    if layers > have.max(1) {
+        return Err(named(
+            Error::input(format!("{layers} layers have only {have} tensors"))
+                .hint("the file is damaged or incomplete: fetch it again"),
+        ));
+    }
     let parameters = names::parameters(&config);
     let mut known = std::collections::HashSet::new();
     for (name, shape) in &parameters {
@@ -137,6 +145,8 @@ fn gguf_name(name: &str) -> Option<String> {
     let part = match norm {
         _ if norm == Norm::Input.name() => "attn_norm",
         _ if norm == Norm::PostAttention.name() => "ffn_norm",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
         _ => return None,
     };
     Some(format!("blk.{layer}.{part}.{kind}"))
@@ -148,9 +158,10 @@ fn config(file: &GgufFile) -> Result<Map<String, Value>> {
     let architecture = match name {
         "llama" => Architecture::Llama,
         "qwen2" => Architecture::Qwen2,
+        "qwen3" => Architecture::Qwen3,
         other => {
             return Err(Error::input(format!("architecture {other} is not imported from GGUF"))
-                .hint("imported are llama and qwen2: fetch other models as safetensors"));
+                .hint("imported are llama, qwen2 and qwen3: fetch other models as safetensors"));
         }
     };
     let number = |key: &str| {
@@ -282,8 +293,12 @@ mod tests {
     }
 
     fn small_llama() -> Builder {
+        small("llama")
+    }
+
+    fn small(architecture: &str) -> Builder {
         let mut file = Builder::default();
-        file.set("general.architecture", 8, &text("llama"));
+        file.set("general.architecture", 8, &text(architecture));
         for (key, value) in [
             ("block_count", 1),
             ("context_length", 64),
@@ -292,7 +307,7 @@ mod tests {
             ("attention.head_count", 2),
             ("attention.head_count_kv", 1),
         ] {
-            file.number(&format!("llama.{key}"), value);
+            file.number(&format!("{architecture}.{key}"), value);
         }
         file.set("tokenizer.ggml.model", 8, &text("gpt2"));
         file.set("tokenizer.ggml.pre", 8, &text("smollm"));
@@ -348,6 +363,25 @@ mod tests {
         assert_eq!(eos_ids(&out).unwrap(), [0]);
         let tokenizer = tokenizers::Tokenizer::from_file(out.join("tokenizer.json")).unwrap();
         assert_eq!(tokenizer.encode("ab<end>ba", false).unwrap().get_ids(), [3, 0, 2, 1]);
+    }
+
+    #[test]
+    fn a_qwen3_file_brings_its_head_norms_and_keeps_its_rows() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, out) = (dir.path().join("m.gguf"), dir.path().join("out"));
+        std::fs::create_dir(&out).unwrap();
+        let mut file = small("qwen3");
+        file.number("qwen3.attention.key_length", 4);
+        tensors(&mut file);
+        file.tensor("blk.0.attn_q_norm.weight", &[4], &[1.0, 2.0, 3.0, 4.0]);
+        file.tensor("blk.0.attn_k_norm.weight", &[4], &[5.0, 6.0, 7.0, 8.0]);
+        file.write(&path);
+        import(&path, &out, &Quiet, &Cancel::new()).unwrap();
+        let model = Checkpoint::open(&out).unwrap();
+        assert!(model.config.qk_norm);
+        assert_eq!(model.dense(&Norm::K.weight(0)).unwrap().data, [5.0, 6.0, 7.0, 8.0]);
+        let q = model.linear("model.layers.0.self_attn.q_proj").unwrap().dequantize();
+        assert_eq!(q, (0..64).map(|i| i as f32).collect::<Vec<_>>());
     }
 
     #[test]
