@@ -1,5 +1,7 @@
 //! A model's tokenizer with its chat template: text to token ids and back.
 
+mod guard;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -39,8 +41,11 @@ impl Text {
             return Err(Error::missing(format!("{} has no tokenizer.json", dir.display()))
                 .hint("save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"));
         }
-        let mut tokenizer = Tokenizer::from_file(&path)
-            .map_err(|e| Error::input(format!("{} cannot be read", path.display())).caused_by(e))?;
+        let damaged =
+            || Error::input(format!("{} cannot be read", path.display())).hint("fetch or save the model again");
+        // The library panics on some damaged files.
+        let read = guard::quietly(|| Tokenizer::from_file(&path)).ok_or_else(damaged)?;
+        let mut tokenizer = read.map_err(|e| damaged().caused_by(e))?;
         // Such settings are of the program that saved the file; a prompt is never cut or filled up.
         tokenizer.with_padding(None);
         tokenizer

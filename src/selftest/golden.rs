@@ -175,8 +175,10 @@ impl Suite<'_> {
                 None => Check::failed(label, "the engine has no such parameter"),
             });
         }
-        let error = self.tolerance.of_all_gradients(&all.0, &all.1);
-        checks.push(Check::new(format!("{name} gradients together"), error, "of the mean NLL"));
+        if self.tolerance.by_norm {
+            let error = self.tolerance.of_all_gradients(&all.0, &all.1);
+            checks.push(Check::new(format!("{name} gradients together"), error, "of the mean NLL"));
+        }
         Ok(checks)
     }
 }

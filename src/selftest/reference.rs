@@ -149,8 +149,10 @@ impl Subject<'_> {
                 None => Check::failed(label, "the reference has no such parameter"),
             });
         }
-        let error = self.tolerance.of_all_gradients(&all.0, &all.1);
-        checks.push(Check::new("gradients together", error, "of weighted log-probs and entropies"));
+        if self.tolerance.by_norm {
+            let error = self.tolerance.of_all_gradients(&all.0, &all.1);
+            checks.push(Check::new("gradients together", error, "of weighted log-probs and entropies"));
+        }
         Ok(checks)
     }
 }
