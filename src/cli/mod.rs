@@ -13,6 +13,7 @@ mod export;
 mod generate;
 mod grade;
 mod graph;
+mod inspect;
 mod lock;
 mod model_arg;
 mod out;
@@ -78,6 +79,7 @@ enum Command {
     // Single steps.
     Quantize(quantize::Args),
     Export(export::Args),
+    Inspect(inspect::Args),
     Generate(generate::Args),
     Score(score::Args),
     Chat(chat::Args),
@@ -119,6 +121,7 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => completions::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Chat(args) => chat::run(&args),

@@ -30,6 +30,13 @@ pub struct Entry {
     end: usize,
 }
 
+impl Entry {
+    /// As stored.
+    pub fn bytes(&self) -> u64 {
+        (self.end - self.start) as u64
+    }
+}
+
 #[derive(Debug)]
 pub struct GgufFile {
     path: PathBuf,

@@ -1,8 +1,9 @@
-//! Import of GGUF files (Llama, Qwen2 and Qwen3) into a Hugging Face folder.
+//! GGUF files of Llama, Qwen2 and Qwen3: import into a Hugging Face folder, and export of one.
 
 mod blocks;
 mod file;
 mod tokenizer;
+mod write;
 
 use std::path::Path;
 
@@ -11,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 pub use blocks::Kind;
 pub use file::GgufFile;
+pub use write::{Storage, export};
 
 use super::names::{self, Norm, Projection};
 use super::{Architecture, ModelConfig, write_config};
@@ -382,6 +384,35 @@ mod tests {
         assert_eq!(model.dense(&Norm::K.weight(0)).unwrap().data, [5.0, 6.0, 7.0, 8.0]);
         let q = model.linear("model.layers.0.self_attn.q_proj").unwrap().dequantize();
         assert_eq!(q, (0..64).map(|i| i as f32).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_imported_model_exported_and_imported_again_is_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mut file = small_llama();
+        tensors(&mut file);
+        file.set("tokenizer.chat_template", 8, &text("{{ messages }}"));
+        file.write(&at("a.gguf"));
+        std::fs::create_dir(at("a")).unwrap();
+        std::fs::create_dir(at("b")).unwrap();
+        import(&at("a.gguf"), &at("a"), &Quiet, &Cancel::new()).unwrap();
+        export(&at("a"), &at("b.gguf"), Storage::Bf16, &Quiet, &Cancel::new()).unwrap();
+        import(&at("b.gguf"), &at("b"), &Quiet, &Cancel::new()).unwrap();
+        let (a, b) = (Checkpoint::open(&at("a")).unwrap(), Checkpoint::open(&at("b")).unwrap());
+        assert_eq!(a.config, b.config);
+        for projection in Projection::ALL {
+            let weight = |model: &Checkpoint| model.linear(&projection.prefix(0)).unwrap().dequantize();
+            assert_eq!(weight(&a), weight(&b), "{}", projection.name());
+        }
+        let dense = |model: &Checkpoint, name: &str| model.dense(name).unwrap().data;
+        for name in [names::EMBEDDING, names::FINAL_NORM] {
+            assert_eq!(dense(&a, name), dense(&b, name));
+        }
+        for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+            let read = |folder: &str| std::fs::read_to_string(at(folder).join(name)).unwrap();
+            assert_eq!(read("a"), read("b"), "{name}");
+        }
     }
 
     #[test]

@@ -143,3 +143,88 @@ fn whole(value: &Setting) -> u64 {
         _ => 0,
     }
 }
+
+/// What GGUF says of a tokenizer.
+pub struct Parts {
+    /// llama.cpp's name of the way text is cut.
+    pub pre: &'static str,
+    /// By id.
+    pub tokens: Vec<String>,
+    /// llama.cpp's types of them: 1 normal, 3 control, 4 user-defined, 5 unused.
+    pub types: Vec<i32>,
+    /// `left right`, the first one first.
+    pub merges: Vec<String>,
+}
+
+/// The parts of a tokenizer.json of byte-level BPE for a model of `vocabulary` ids; ids without a token get one that no
+/// text has, as llama.cpp's converter does it.
+pub fn parts(tokenizer: &Map<String, Value>, vocabulary: usize) -> Result<Parts> {
+    let tokenizer = Value::Object(tokenizer.clone());
+    let model = &tokenizer["model"];
+    let refuse = |what: &str| {
+        Err(Error::input(format!("{what} is not written as GGUF"))
+            .hint("written is byte-level BPE that cuts text as smollm, qwen2, llama-bpe or gpt-2 do"))
+    };
+    if model["type"] != "BPE" {
+        return refuse(&format!("a tokenizer of type {}", model["type"]));
+    }
+    let same = |name: &&str| {
+        pre_tokenizer(name).is_ok_and(|(normalizer, cuts, _)| {
+            normalizer == tokenizer["normalizer"] && bare(&cuts) == bare(&tokenizer["pre_tokenizer"])
+        })
+    };
+    let Some(pre) = ["smollm", "qwen2", "llama-bpe", "gpt-2"].into_iter().find(same) else {
+        return refuse(&format!(
+            "pre-tokenizer {} with normalizer {}",
+            tokenizer["pre_tokenizer"], tokenizer["normalizer"]
+        ));
+    };
+    let mut tokens: Vec<Option<String>> = vec![None; vocabulary];
+    let mut types = vec![5i32; vocabulary];
+    let mut put = |token: &str, id: Option<u64>, kind: i32| {
+        let id = id.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < vocabulary);
+        let id = id.ok_or_else(|| Error::input(format!("token {token:?} has no id below {vocabulary}")))?;
+        match &tokens[id] {
+            Some(other) if other != token => {
+                return Err(Error::input(format!("tokens {other:?} and {token:?} have the same id {id}")));
+            }
+            _ => {}
+        }
+        tokens[id] = Some(token.to_owned());
+        types[id] = kind;
+        Ok(())
+    };
+    for (token, id) in model["vocab"].as_object().into_iter().flatten() {
+        put(token, id.as_u64(), 1)?;
+    }
+    for added in tokenizer["added_tokens"].as_array().into_iter().flatten() {
+        let token = added["content"].as_str().unwrap_or_default();
+        put(token, added["id"].as_u64(), if added["special"] == true { CONTROL as i32 } else { USER_DEFINED as i32 })?;
+    }
+    let mut merges = Vec::new();
+    for merge in model["merges"].as_array().into_iter().flatten() {
+        let text = match merge {
+            Value::String(text) => Some(text.clone()),
+            Value::Array(pair) => match pair.as_slice() {
+                [Value::String(left), Value::String(right)] => Some(format!("{left} {right}")),
+                _ => None,
+            },
+            _ => None,
+        };
+        merges.push(text.ok_or_else(|| Error::input(format!("merge {merge} is no pair")))?);
+    }
+    let name = |(id, token): (usize, Option<String>)| token.unwrap_or_else(|| format!("[PAD{id}]"));
+    Ok(Parts { pre, tokens: tokens.into_iter().enumerate().map(name).collect(), types, merges })
+}
+
+/// Without what changes offsets only, not ids.
+fn bare(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.iter().filter(|(key, _)| *key != "trim_offsets");
+            Value::Object(kept.map(|(key, value)| (key.clone(), bare(value))).collect())
+        }
+        Value::Array(list) => Value::Array(list.iter().map(bare).collect()),
+        other => other.clone(),
+    }
+}
