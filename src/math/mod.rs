@@ -99,7 +99,8 @@ impl Gold {
             answer_type: None,
             evidence: "",
         };
-        let found = extract::extract(completion).or_else(|| self.broken(completion));
+        let found =
+            extract::extract(completion).or_else(|| self.broken(completion)).or_else(|| self.verbatim(completion));
         trace.rule = found.as_ref().map(|f| f.rule);
         trace.extracted = found.map(|f| f.text);
         let verdict = match (&self.value, &trace.extracted) {
