@@ -352,7 +352,7 @@ fn every_figure_stands_in_the_tables() {
     // Quantization by layer: nf4 apart, the two nvfp4 rows together, bf16 not at all.
     let layers = row(&text, "Quantization error by layer", "nvfp4-lora, nvfp4-aqn");
     assert_eq!(layers[1..4], ["0.0951", "0.1070", "0.1664"]);
-    assert_eq!(layers[4].trim_end_matches(" |"), "0.1902, model.layers.1.mlp.&lt;b&gt;\\|_proj");
+    assert_eq!(layers[4].trim_end_matches(" |"), "0.1902, model.layers.1.mlp.&lt;b&gt;\\|\\_proj");
     assert_eq!(row(&text, "Quantization error by layer", "nf4-lora")[1], "0.0912");
     assert!(page.contains("aria-label=\"Quantization error by layer\"") && page.contains("nf4-lora, 1: 0.1482"));
 

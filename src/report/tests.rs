@@ -107,3 +107,101 @@ fn an_empty_report_still_renders() {
     assert!(html(&Data::default(), &Templates::default()).unwrap().contains("No evaluation was gathered"));
     assert!(!markdown(&Data::default(), &Templates::default()).unwrap().is_empty());
 }
+
+/// Every string that comes from outside, wherever it stands, is shown and not obeyed.
+#[test]
+fn no_string_of_a_report_can_inject_anything() {
+    const BAD: &str = "<img src=x> | `x` **b** [l](http://e) \u{202e}";
+    let bad = || BAD.to_owned();
+    let side = || Side { row: bad(), stage: bad() };
+    let cell = Cell { accuracy: 0.5, low: 0.4, high: 0.6, points: 1, ..Cell::default() };
+    let point = |step: f64| Point { step, mean: step, low: step, high: step };
+    let row = |n: usize| Row {
+        label: format!("{BAD}{n}"),
+        point: ["a", "b", "c"].map(|axis| (format!("{axis}{BAD}"), format!("{BAD}{n}"))).into(),
+        format: Some(bad()),
+        baseline: Some(format!("{BAD}0")),
+        differences: vec![bad()],
+        cells: BTreeMap::from([(bad(), BTreeMap::from([(bad(), cell.clone())]))]),
+        methods: BTreeMap::from([(bad(), bad())]),
+        curves: BTreeMap::from([("reward".to_owned(), vec![point(1.0), point(2.0)])]),
+        cost: Cost { step_phases: vec![("update", 1.0)], quantization_error: Some(0.1), ..Cost::default() },
+        layer_errors: vec![LayerError { layer: format!("m.{n}.{BAD}"), relative_frobenius: 0.1 }],
+        failed: 1,
+    };
+    let data = Data {
+        title: bad(),
+        pipeline: bad(),
+        file: Some(bad()),
+        arguments: bad(),
+        qerl_version: "1".to_owned(),
+        measured: None,
+        devices: vec![bad(), bad()],
+        axis: bad(),
+        over: Some(bad()),
+        over_labels: vec![bad(), bad()],
+        baseline: Some(bad()),
+        datasets: vec![bad()],
+        stages: vec![bad()],
+        rows: (0..6).map(row).collect(),
+        comparisons: vec![Comparison {
+            dataset: bad(),
+            a: side(),
+            b: side(),
+            factors: vec![bad()],
+            ..Comparison::default()
+        }],
+        shared: vec![(bad(), bad())],
+        failures: vec![Failure { instance: bad(), reason: bad() }],
+        warnings: vec![bad()],
+        ranking: vec![Rank {
+            dataset: bad(),
+            row: bad(),
+            per_point: vec![(bad(), 0.5), (bad(), 0.6)],
+            ..Rank::default()
+        }],
+        flips: vec![Flips { row: bad(), dataset: bad(), gained: vec![bad()], lost: vec![bad()] }],
+        examples: vec![Example {
+            row: bad(),
+            dataset: bad(),
+            id: bad(),
+            prompt: bad(),
+            gold: bad(),
+            before: bad(),
+            after: bad(),
+            was_right: true,
+            is_right: false,
+        }],
+        provenance: vec![Made {
+            instance: bad(),
+            kind: "eval",
+            fingerprint: "ab".to_owned(),
+            seed: None,
+            qerl_version: bad(),
+            backend: None,
+            host: bad(),
+            device: bad(),
+            started: bad(),
+            wall_seconds: 1.0,
+        }],
+        ..Data::default()
+    };
+    let page = html(&data, &Templates::default()).unwrap();
+    assert!(!page.contains("<img") && !page.contains('\u{202e}'), "{page}");
+    assert!(page.matches("&lt;img").count() > 60, "all of them are shown");
+    for plot in ["by every axis", "pass@1 in percent", "Quantization error by layer", "Time of a step by phase"] {
+        assert!(page.contains(plot), "{plot} is among them");
+    }
+    let text = markdown(&data, &Templates::default()).unwrap();
+    assert!(!text.contains('\u{202e}'));
+    let mut fenced = false;
+    for line in text.lines() {
+        if line.starts_with("```") {
+            fenced = !fenced;
+        }
+        // Code spans and fences show what is in them; everything else must be escaped.
+        if !fenced && !line.contains("``") {
+            assert!(!line.contains("<img") && !line.contains("**b**") && !line.contains("[l]("), "{line}");
+        }
+    }
+}
